@@ -1,0 +1,82 @@
+// The one choke point. Every unit of device work (an aclnn operator, a copy, a fill, a
+// collective, an event record or wait, an operator of the generic host route) goes through
+// launch(): it runs at once, is queued, or is recorded into the graph being captured.
+// Stream order, capture and (later) virtual time live behind it and nowhere else.
+//
+// Included by libopapi, libhccl and libaloft_torch; implemented by libascendcl.
+#pragma once
+#include <type_traits>
+#include <utility>
+
+#include "acl/abi.h"
+
+namespace aloft {
+
+// A unit of work that may outlive the call that made it. It owns all it needs; run() may be
+// called any number of times (a captured graph replays it) on any thread, one at a time.
+class Node {
+ public:
+  explicit Node(const char* name) : name_(name) {}
+  virtual ~Node() = default;
+  virtual aclError run() = 0;
+  const char* name() const { return name_; }  // a string literal: never freed
+
+ private:
+  const char* name_;
+};
+
+template <class F>
+class FunctionNode final : public Node {
+ public:
+  FunctionNode(const char* name, F f) : Node(name), f_(std::move(f)) {}
+  aclError run() override { return f_(); }
+
+ private:
+  F f_;
+};
+
+enum LaunchMode : int { kRunNow = 0, kDefer = 1, kRefused = 2 };
+
+}  // namespace aloft
+
+// Asks how `stream` (null: the current context's default stream) wants its next unit of work.
+// kRunNow: the caller runs it and must call aloftLaunchEnd with its result (the stream's order is
+// held until then). kDefer: the caller hands a Node to aloftLaunchNode. kRefused: the stream is
+// broken or not ours; *error has the code and the last-error text is set.
+ALOFT_API int aloftLaunchBegin(aclrtStream stream, const char* name, aclError* error);
+ALOFT_API void aloftLaunchEnd(aclrtStream stream, const char* name, aclError result);
+// Takes ownership of `node`, whatever it returns.
+ALOFT_API aclError aloftLaunchNode(aclrtStream stream, aloft::Node* node);
+
+// Waits until `stream` has nothing pending; free of cost when it has nothing (inline mode).
+// Refuses with an error while the stream is being captured.
+ALOFT_API aclError aloftDrainStream(aclrtStream stream);
+// 1 while `stream` is being captured into a graph.
+ALOFT_API int aloftStreamIsCapturing(aclrtStream stream);
+// Sets the text aclGetRecentErrMsg returns in this thread (copied, printf-style).
+ALOFT_API void aloftSetError(const char* format, ...) __attribute__((format(printf, 1, 2)));
+// Device of the memory at `address`: >= 0 a device, -1 host memory we know (pinned), -2 unknown.
+ALOFT_API int aloftDeviceOf(const void* address);
+// 0 when [address, address + size) lies wholly inside one live device allocation.
+ALOFT_API int aloftCheckRange(const void* address, size_t size);
+
+namespace aloft {
+
+// f: () -> aclError, copyable or movable, owning what it captures by value.
+template <class F>
+aclError launch(aclrtStream stream, const char* name, F&& f) {
+  aclError error = kOk;
+  switch (aloftLaunchBegin(stream, name, &error)) {
+    case kRunNow: {
+      const aclError result = f();
+      aloftLaunchEnd(stream, name, result);
+      return result;
+    }
+    case kDefer:
+      return aloftLaunchNode(stream, new FunctionNode<std::decay_t<F>>(name, std::forward<F>(f)));
+    default:
+      return error;
+  }
+}
+
+}  // namespace aloft
