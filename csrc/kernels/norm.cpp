@@ -1,0 +1,40 @@
+#include "kernels/norm.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "kernels/cpu.h"
+#include "kernels/norm_impl.h"
+#include "kernels/parallel.h"
+
+namespace aloft {
+namespace {
+
+const NormKernels& kernels() {
+  static const NormKernels portable = {rms_norm_rows, layer_norm_rows};
+#if defined(__x86_64__)
+  static const NormKernels& best = isa() == Isa::Portable ? portable : kNormKernelsAvx2;
+#else
+  static const NormKernels& best = portable;
+#endif
+  return best;
+}
+
+constexpr int64_t kGrainElements = 1 << 15;
+
+template <class Args>
+void run(const Args& args, void (*kernel)(const Args&, int64_t, int64_t, float*)) {
+  const int64_t grain = std::max<int64_t>(1, kGrainElements / std::max<int64_t>(1, args.cols));
+  parallel_for(args.rows, grain, [&](int64_t begin, int64_t end) {
+    static thread_local std::vector<float> row;
+    if (row.size() < static_cast<size_t>(args.cols)) row.resize(static_cast<size_t>(args.cols));
+    kernel(args, begin, end, row.data());
+  });
+}
+
+}  // namespace
+
+void rms_norm(const RmsNormArgs& args) { run(args, kernels().rms_norm); }
+void layer_norm(const LayerNormArgs& args) { run(args, kernels().layer_norm); }
+
+}  // namespace aloft

@@ -1,0 +1,5 @@
+#include "kernels/norm_impl.h"
+
+namespace aloft {
+const NormKernels kNormKernelsAvx2 = {rms_norm_rows, layer_norm_rows};
+}  // namespace aloft
