@@ -1,0 +1,1 @@
+"""One module per operator, named like it, holding ``CONTRACT``. Loaded by `aloft.ops.registry`."""
