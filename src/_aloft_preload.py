@@ -1,32 +1,41 @@
 """Start-up hook (run from aloft_preload.pth in every Python process of the environment).
 
 torch loads its device backends while it is imported, and torch_npu needs the ACL libraries at that
-moment. Where no CANN serves this process, this maps the virtual NPU's libraries first, so that the
-loader finds them by their names. Kept to the standard library and about a millisecond.
+moment. Where no CANN serves this process, this maps the virtual NPU's libraries first, by absolute
+path: the loader then takes them for their names, whatever LD_LIBRARY_PATH holds. Standard library
+only, about a millisecond, and never a reason for Python not to start.
 """
 
 import os
 
+# What torch_npu links against or opens by name; a library that others link against comes first.
+_LIBRARIES = ("ascendcl", "acl_op_compiler", "hccl", "graph", "ge_runner", "acl_tdt_channel", "opapi")
+
 
 def _virtual_wanted() -> bool:
     choice = os.environ.get("ALOFT_RUNTIME", "auto").strip().lower()
-    if choice == "virtual":
+    if choice in ("cann", "virtual"):
+        return choice == "virtual"
+    # auto: the device nodes decide. An unknown value is refused later, by aloft.runtime.choice.
+    try:
+        return not any(name.startswith("davinci") for name in os.listdir("/dev"))
+    except OSError:
         return True
-    if choice == "cann":
-        return False
-    # auto (and unknown values, which `aloft` itself refuses later): the device nodes decide
-    return not any(os.path.exists(f"/dev/davinci{i}") for i in (*range(8), "_manager"))
 
 
 def preload() -> None:
     folder = os.environ.get("ALOFT_LIB_DIR") or os.path.join(os.path.dirname(os.path.abspath(__file__)), "aloft", "lib")
     if not os.path.exists(os.path.join(folder, "libascendcl.so")) or not _virtual_wanted():
         return
-    from ctypes import CDLL, RTLD_GLOBAL
+    try:
+        from _ctypes import dlopen  # what ctypes.CDLL calls; importing ctypes itself would cost as much again
+    except ImportError:
+        from ctypes import CDLL as dlopen
 
-    for name in ("ascendcl", "acl_op_compiler", "hccl", "graph", "ge_runner", "acl_tdt_channel", "opapi"):
-        CDLL(os.path.join(folder, f"lib{name}.so"), RTLD_GLOBAL)
-    os.environ.setdefault("ASCEND_HOME_PATH", folder)
+    for name in _LIBRARIES:
+        dlopen(os.path.join(folder, f"lib{name}.so"), os.RTLD_GLOBAL | os.RTLD_LAZY)
+    # A CANN image forced virtual has its own value here; torch_npu must not read the vendor's files.
+    os.environ["ASCEND_HOME_PATH"] = folder
     # torch_npu's host-side task queue would let a host read overtake queued work, and costs latency:
     # our streams are asynchronous by themselves where that is wanted.
     os.environ.setdefault("TASK_QUEUE_ENABLE", "0")
@@ -34,7 +43,7 @@ def preload() -> None:
 
 try:
     preload()
-except Exception as error:  # a start-up hook must never stop Python itself
+except Exception as error:
     import sys
 
-    sys.stderr.write(f"aloft: the virtual NPU could not be loaded: {error}\n")
+    sys.stderr.write(f"aloft: the virtual NPU could not be loaded ({error}); `aloft doctor` says more\n")

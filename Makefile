@@ -1,0 +1,112 @@
+# Everything lives in .venv. `make setup` makes it, once; each step leaves a stamp and is not repeated.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+STAMP := $(VENV)/.stamp
+PORT ?= 8000
+MODEL ?=
+ARGS ?=
+QUICK ?=
+# `make test COV=0` leaves the coverage out; PYTEST_ARGS selects tests.
+COV ?= 1
+PYTEST_ARGS ?=
+
+SOURCES := $(shell find csrc src cmake -type f -not -name '*.pyc' -not -path '*/aloft/lib/*' 2>/dev/null) CMakeLists.txt pyproject.toml
+
+.PHONY: help setup build serve demo chat test lint format cross bench docs clean
+help:
+	@sed -n 's/^## //p' $(MAKEFILE_LIST)
+
+## make setup    .venv with torch, torch_npu, vLLM, the tools and aloft itself
+setup: $(STAMP)-aloft $(STAMP)-dev $(STAMP)-demo
+
+$(STAMP)-venv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "aloft needs Python 3.11 or newer; name one: make PYTHON=/path/to/python3.11"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(STAMP)-torch: requirements/torch.txt | $(STAMP)-venv
+	$(PIP) install -q -r requirements/torch.txt
+	@touch $@
+
+# The official vLLM, from its source archive and without device code: pure Python. The version is given because pip
+# refuses the "+empty" one; no build isolation because a second torch would be fetched for it.
+$(STAMP)-vllm: requirements/vllm.txt requirements/build.txt | $(STAMP)-torch
+	$(PIP) install -q -r requirements/build.txt
+	export PATH="$(CURDIR)/$(BIN):$$PATH" TORCH_DEVICE_BACKEND_AUTOLOAD=0 VLLM_TARGET_DEVICE=empty; \
+	export VLLM_VERSION_OVERRIDE=$$(sed -n 's/^vllm==//p' requirements/vllm.txt); \
+	$(PIP) install -q --no-build-isolation --no-deps --no-binary vllm -r requirements/vllm.txt
+	@touch $@
+
+$(STAMP)-runtime: requirements/runtime.txt | $(STAMP)-torch $(STAMP)-vllm
+	$(PIP) install -q -r requirements/torch.txt -r requirements/runtime.txt
+	@touch $@
+
+$(STAMP)-dev: requirements/dev.txt | $(STAMP)-runtime
+	$(PIP) install -q -r requirements/dev.txt
+	@touch $@
+
+$(STAMP)-demo: requirements/demo.txt | $(STAMP)-runtime
+	$(PIP) install -q --no-deps -r requirements/demo.txt
+	@touch $@
+
+## make build    (re)build aloft's libraries and install it, editable, into .venv
+build: $(STAMP)-aloft
+
+$(STAMP)-aloft: $(SOURCES) | $(STAMP)-runtime
+	export PATH="$(CURDIR)/$(BIN):$$PATH" TORCH_DEVICE_BACKEND_AUTOLOAD=0; \
+	$(PIP) install -q --no-build-isolation --no-deps -e .
+	@touch $@
+
+## make serve    serve the demo model (or MODEL=...) on 127.0.0.1:8000 (PORT=...), more flags in ARGS="..."
+serve: $(STAMP)-aloft $(STAMP)-demo
+	@$(BIN)/aloft serve $(MODEL) --port $(PORT) $(ARGS)
+
+## make demo     one answer offline
+demo: $(STAMP)-aloft $(STAMP)-demo
+	@$(BIN)/aloft demo
+
+## make chat     chat with the running server
+chat: $(STAMP)-aloft
+	@$(BIN)/aloft chat --port $(PORT)
+
+## make test     set up and run every test
+test: setup
+	COV=$(COV) BIN=$(BIN) tests/run.sh $(PYTEST_ARGS)
+
+## make lint     ruff, mypy, clang-format, import contracts
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy src/aloft
+	find csrc tests/csrc \( -name '*.cpp' -o -name '*.h' \) -print0 2>/dev/null | xargs -0 $(BIN)/clang-format --dry-run -Werror
+	PATH="$(CURDIR)/$(BIN):$$PATH" TORCH_DEVICE_BACKEND_AUTOLOAD=0 $(BIN)/lint-imports
+
+## make format   let ruff and clang-format rewrite the sources
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	find csrc tests/csrc \( -name '*.cpp' -o -name '*.h' \) -print0 2>/dev/null | xargs -0 $(BIN)/clang-format -i
+
+## make cross    compile everything but csrc/torch for aarch64 (needs g++-aarch64-linux-gnu)
+cross: | $(STAMP)-vllm
+	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -B build/aarch64 -G Ninja -DALOFT_WITH_TORCH=OFF \
+	  -DCMAKE_TOOLCHAIN_FILE=$(CURDIR)/cmake/aarch64.cmake
+	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/aarch64
+
+## make bench    measure, into benchmarks/results/latest.json (QUICK=1: fewer repetitions)
+bench: setup
+	$(BIN)/python benchmarks/run.py $(if $(QUICK),--quick)
+
+## make docs     write docs/ops.md anew
+docs: $(STAMP)-aloft
+	$(BIN)/aloft ops --write
+
+## make clean    remove builds and caches; .venv stays
+clean:
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .coverage* htmlcov
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -f $(STAMP)-aloft

@@ -1,0 +1,159 @@
+"""`aloft serve`: vLLM's own server as a child process, watched, asked one question, and ended in time."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from types import FrameType
+
+from aloft.cli.client import Answer, Client
+from aloft.cli.errors import UserError
+from aloft.runtime.choice import device_line
+
+QUESTION = "What is the capital of France?"
+# From an interrupt until the whole process group is killed; a user waits at most 5 s for Ctrl-C.
+GRACE_S = 3.0
+_PR_SET_PDEATHSIG = 1
+
+
+def serve(model: str | None, host: str, port: int, arguments: list[str], ask: bool) -> int:
+    """Run `vllm serve` until it ends or is interrupted.
+
+    Args:
+        model: folder or name; None is the demo model.
+        arguments: handed on to `vllm serve` as they are.
+        ask: ask one question once the server is healthy, and print answer, speed and device.
+
+    Returns:
+        Exit status: 0 after an interrupt, else the server's (1 where it died by a signal).
+
+    Raises:
+        UserError: the port cannot be had, ALOFT_RUNTIME is wrong, or the demo model cannot be made.
+    """
+    check_port(host, port)
+    try:
+        device = device_line()
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    if model is None:
+        from aloft.cli.demo_model import NAME, ensure
+
+        model = str(ensure())
+        if not any(argument.split("=")[0] == "--served-model-name" for argument in arguments):
+            arguments = ["--served-model-name", NAME, *arguments]
+    command = [
+        *(sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", model),
+        *("--host", host, "--port", str(port), *arguments),
+    ]
+    server = subprocess.Popen(command, env=_environment(model), start_new_session=True, preexec_fn=_die_with_parent)
+    interrupted = _Interrupt()
+    try:
+        with interrupted:
+            if _wait_healthy(server, Client(host, port), interrupted) and ask:
+                _ask(Client(host, port), device)
+            while server.poll() is None and not interrupted:
+                time.sleep(0.1)
+    finally:
+        end(server)
+    if interrupted:
+        return 0
+    status = server.returncode
+    if status:
+        reason = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
+        print(f"aloft: the server ended with {reason}; its messages are above.", file=sys.stderr)
+    return status if status >= 0 else 1
+
+
+def check_port(host: str, port: int) -> None:
+    """Refuse a port that cannot be listened on, before anything slow starts."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            probe.listen(1)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise UserError(
+                f"Port {port} on {host} is taken by another program; "
+                f"choose another one: aloft serve --port {port % 65535 + 1} (make serve PORT={port % 65535 + 1})."
+            ) from error
+        raise UserError(f"Cannot listen on {host}:{port}: {error.strerror or error}.") from error
+
+
+def end(server: subprocess.Popen[bytes]) -> None:
+    """End the server and everything in its session: interrupt, wait `GRACE_S`, kill."""
+    if server.poll() is None:
+        server.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            server.wait(GRACE_S)
+    # Its engine processes share its process group, and may outlive it.
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(server.pid, signal.SIGKILL)
+    server.wait()
+
+
+class _Interrupt:
+    """True once SIGINT or SIGTERM came; handlers are put back at the end of the `with` block."""
+
+    def __init__(self) -> None:
+        self._came = False
+
+    def __bool__(self) -> bool:
+        return self._came
+
+    def __enter__(self) -> _Interrupt:
+        self._previous = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._came = True
+
+
+def _environment(model: str) -> dict[str, str]:
+    environment = dict(os.environ)
+    environment.setdefault("VLLM_NO_USAGE_STATS", "1")
+    if os.path.isdir(model):
+        environment.setdefault("HF_HUB_OFFLINE", "1")
+    return environment
+
+
+def _die_with_parent() -> None:
+    """In the child, before it becomes the server: be terminated when the command is killed."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _wait_healthy(server: subprocess.Popen[bytes], client: Client, interrupted: _Interrupt) -> bool:
+    while server.poll() is None and not interrupted:
+        if client.healthy():
+            return True
+        time.sleep(0.25)
+    return False
+
+
+def _ask(client: Client, device: str) -> None:
+    answer = Answer()
+    name = client.model()
+    for _ in client.stream(name, [{"role": "user", "content": QUESTION}], answer, temperature=0, max_tokens=32):
+        pass
+    print(
+        f"\n  model     {name}\n"
+        f"  question  {QUESTION}\n"
+        f"  answer    {answer.text.strip()}\n"
+        f"  speed     {answer.num_tokens} tokens, {answer.tokens_per_second():.1f} tok/s, "
+        f"first after {answer.first_s:.2f} s\n"
+        f"  device    {device}\n\n"
+        f"Serving at {client.base}/v1 (Ctrl-C ends).",
+        flush=True,
+    )

@@ -1,0 +1,1 @@
+"""Which Ascend is under us: CANN, or the virtual NPU this package brings."""
