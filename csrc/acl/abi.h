@@ -18,6 +18,8 @@ enum : aclError {
   kOk = 0,
   kInvalidParam = 100000,
   kUninitialized = 100001,
+  kRepeatInitialize = 100002,
+  kRepeatFinalize = 100037,
   kFeatureUnsupported = 200006,
   kBadAlloc = 200000,
   kRtInvalidParam = 107000,
@@ -25,9 +27,34 @@ enum : aclError {
   kRtContextNull = 107002,
   kRtStreamContext = 107003,
   kRtInvalidMemcpyKind = 107005,
+  kRtEventTimestamp = 107006,
+  kRtInvalidHandle = 107017,
+  kRtWaitTimeout = 107019,
+  kRtCaptureDependency = 107024,
+  kRtStreamUnjoined = 107025,
+  kRtModelCaptured = 107026,
+  kRtStreamCaptured = 107027,
+  kRtEventCaptured = 107028,
+  kRtStreamNotCaptured = 107029,
+  kRtCaptureForbids = 107030,  // a call that a capture in progress does not allow
+  kRtCaptureConflict = 107032,
+  kRtTaskGroupStatus = 107033,
+  kRtCaptureUnmatched = 107036,
+  kRtModelRunning = 107037,
+  kRtModelUpdateFailed = 107040,
+  kRtCaptureBlocksAsync = 107041,  // an asynchronous call that would have had to wait
   kRtFeatureUnsupported = 207000,
   kRtMemoryAllocation = 207001,
+  kRtNoEventResource = 207007,
+  kRtNoStreamResource = 207008,
+  kStorageOverLimit = 300000,
+  kInternalError = 500000,
   kOpFailure = 500001,
+  kRtInternalError = 507000,
+  kRtKernelException = 507015,  // a kernel failed while it ran
+  kRtStreamSyncTimeout = 507046,
+  kRtEventSyncTimeout = 507047,
+  kRtCaptureInvalidated = 507903,
 };
 
 // Element types as aclDataType numbers them.

@@ -19,6 +19,8 @@ class Node {
   explicit Node(const char* name) : name_(name) {}
   virtual ~Node() = default;
   virtual aclError run() = 0;
+  // False while the stream must not go past this node yet (a wait for an event or a value).
+  virtual bool ready() { return true; }
   const char* name() const { return name_; }  // a string literal: never freed
 
  private:

@@ -1,0 +1,117 @@
+// Streams: first-in first-out queues of nodes.
+//
+// Inline mode runs a node in the thread that issues it, holding the stream's order; a queue forms only
+// behind a wait that is not yet satisfied, and whoever satisfies it runs what was queued. Async and fuzz
+// mode give each stream a worker thread.
+#pragma once
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "acl/state.h"
+
+namespace aloft {
+
+struct Capture;
+struct TaskUpdate;
+
+// Nodes that order streams among each other (event records and waits, value writes and waits, callbacks).
+class SyncNode : public Node {
+ public:
+  using Node::Node;
+  // The stream failed before this node, or is being torn down: leave nobody waiting for it.
+  virtual void skip(aclError error, const std::string& text) {}
+};
+
+// A captured graph as the streams run it.
+struct Graph {
+  std::vector<std::unique_ptr<Node>> nodes;
+  uint32_t id = 0;
+};
+
+// One entry of a stream's queue: a node, or a graph with the place it has reached.
+struct Step {
+  std::unique_ptr<Node> node;
+  std::shared_ptr<Graph> graph;
+  size_t next = 0;
+};
+
+struct Stream {
+  Stream(Context* owner, int number, uint32_t wanted_priority, uint32_t wanted_flags, bool is_default)
+      : context(owner), id(number), priority(wanted_priority), flags(wanted_flags), default_stream(is_default) {}
+
+  Context* const context;
+  const int id;
+  const uint32_t priority;
+  const uint32_t flags;
+  const bool default_stream;
+
+  // Inline mode: held while a node runs. Async mode: guards the queue only.
+  std::mutex order;
+  std::atomic<std::thread::id> holder{};  // thread inside `order` (inline), so that a node may launch on its own stream
+  int depth = 0;
+  std::deque<Step> queue;          // guarded by `order`
+  std::atomic<size_t> pending{0};  // entries of `queue`, the running one included
+  aclError error = kOk;            // guarded by `order`: a failure nobody has been told of
+  std::string error_text;
+  std::atomic<bool> drop{false};  // what is queued is to be thrown away (deadlock found, forced destruction)
+
+  std::condition_variable wake;  // async: the worker waits here for entries
+  std::condition_variable idle;  // async: the host waits here for the worker
+  std::thread worker;
+  bool stop = false;
+  std::atomic<const char*> blocked_on{nullptr};  // name of the wait at the front, for messages
+
+  // Capture state, read on every launch.
+  std::atomic<bool> diverted{false};        // some of the below is set
+  std::shared_ptr<Capture> capture;         // guarded by the capture registry's mutex
+  std::shared_ptr<TaskUpdate> task_update;  // set by the thread that updates
+  std::atomic<int> failure_mode{0};
+  uint32_t cube_limit = 0, vector_limit = 0;
+  uint32_t overflow_switch = 0;
+};
+
+Stream* new_stream(Context* context, uint32_t priority, uint32_t flags, bool is_default);
+// `handle` as a live stream (null: the current context's default stream); null with *code and text set.
+Stream* find_stream(aclrtStream handle, aclError* code);
+aclError destroy_stream(Stream* stream, bool force);
+
+// Queues or runs `step` in stream order, ignoring capture.
+aclError submit(Stream* stream, Step step);
+// True when the stream's order was entered and nothing is queued: the caller runs its work, then leave().
+bool enter(Stream* stream);
+void leave(Stream* stream);
+// Waits until nothing is pending. timeout_ms < 0: none. Reports and clears the stream's pending failure.
+aclError synchronize(Stream* stream, int timeout_ms);
+aclError synchronize_context(Context* context, int timeout_ms);
+// Waits until done() holds, helping blocked streams on; kRtEventSyncTimeout when nothing can bring it about any
+// more (or after timeout_ms >= 0).
+aclError wait_until(const std::function<bool()>& done, int timeout_ms, const char* what);
+// Waits until every stream of the device is idle; failures stay for their own synchronisation. For calls that take
+// memory away from under queued work.
+aclError quiesce(int device, const char* what);
+// Something a blocked stream may be waiting for has happened.
+void signal_progress();
+// Waits for the next progress signal after `seen`, at most until `deadline_ms`; returns the current count.
+uint64_t progress();
+uint64_t wait_progress(uint64_t seen, int timeout_ms);
+
+// Entry points of capture.cpp.
+// Records `node` into the capture or task update the stream is in. Takes ownership.
+aclError divert(Stream* stream, std::unique_ptr<Node> node);
+bool capturing(Stream* stream);
+struct EventState;
+aclError divert_record(Stream* stream, const std::shared_ptr<EventState>& state);
+aclError divert_wait(Stream* stream, const std::shared_ptr<EventState>& state);
+// The event's last record belongs to a capture in progress.
+bool event_captured(const std::shared_ptr<EventState>& state);
+// kOk, or the error for a call that no capture in progress allows (`what` names the call).
+aclError check_capture_allows(Stream* stream, const char* what);
+aclError check_unsafe_call(const char* what);
+
+}  // namespace aloft
