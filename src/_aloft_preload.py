@@ -35,7 +35,8 @@ def preload() -> None:
     for name in _LIBRARIES:
         dlopen(os.path.join(folder, f"lib{name}.so"), os.RTLD_GLOBAL | os.RTLD_LAZY)
     # A CANN image forced virtual has its own value here; torch_npu must not read the vendor's files.
-    os.environ["ASCEND_HOME_PATH"] = folder
+    os.environ["ASCEND_HOME_PATH"] = os.path.join(folder, "home")
+    os.environ["ASCEND_OPP_PATH"] = os.path.join(folder, "home", "opp")
     # torch_npu's host-side task queue would let a host read overtake queued work, and costs latency:
     # our streams are asynchronous by themselves where that is wanted.
     os.environ.setdefault("TASK_QUEUE_ENABLE", "0")

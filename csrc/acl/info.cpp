@@ -19,7 +19,7 @@ namespace {
 
 std::mutex g_mutex;
 int g_initialized = 0;
-std::map<int, int64_t> g_parameters;  // aclrtSetSysParamOpt
+std::map<int, int64_t> g_parameters{{0, 0}, {1, 0}, {2, 0}};  // aclrtSetSysParamOpt
 uint32_t g_wait_timeout = 0;
 uint64_t g_execute_timeout = 0;
 int g_saturation = 1;
