@@ -1,0 +1,577 @@
+// Body of the attention kernel, compiled once per instruction set inside an unnamed namespace. The including
+// file defines: V (a vector of W floats), load(const T*) for float, bf16 and f16, store, set1, add, sub, mul,
+// div, fma (a * b + c), maximum, round_to_int, pow2 (2^n for integral n), pick_ge (a >= b ? x : y), sum, largest,
+// sum4 (the sums of four vectors), kMaxDot (rows of a dot-product block), kGemmRows.
+// No standard library here: an inline function shared with other files could carry these instructions there.
+
+struct Scratch {
+  float* data = nullptr;
+  int64_t size = 0;
+  ~Scratch() { free(data); }
+  float* get(int64_t floats) {
+    if (floats > size) {
+      free(data);
+      size = floats;
+      void* memory = nullptr;
+      if (posix_memalign(&memory, 64, static_cast<size_t>(floats) * sizeof(float)) != 0) abort();
+      data = static_cast<float*>(memory);
+    }
+    return data;
+  }
+};
+
+constexpr float kMinusInf = -__builtin_inff();
+
+inline V exp_vector(V x) {
+  const V n = round_to_int(mul(x, set1(1.44269504088896341f)));
+  V r = fma(n, set1(-0.693359375f), x);
+  r = fma(n, set1(2.12194440e-4f), r);
+  V y = set1(1.9875691500e-4f);
+  y = fma(y, r, set1(1.3981999507e-3f));
+  y = fma(y, r, set1(8.3334519073e-3f));
+  y = fma(y, r, set1(4.1665795894e-2f));
+  y = fma(y, r, set1(1.6666665459e-1f));
+  y = fma(y, r, set1(5.0000001201e-1f));
+  y = fma(y, mul(r, r), add(r, set1(1.f)));
+  return pick_ge(set1(-87.f), x, set1(0.f), mul(y, pow2(n)));  // NaN stays NaN
+}
+inline float exp_scalar(float x) {
+  float lanes[W];
+  store(lanes, exp_vector(set1(x)));
+  return lanes[0];
+}
+// cap * tanh(x / cap), through exp(-2|x|/cap); symmetric, absolute error about 1e-7 * cap.
+inline V soft_cap_vector(V x, V cap, V inverse) {
+  const V z = mul(x, inverse), zero = set1(0.f), one = set1(1.f);
+  const V magnitude = maximum(z, sub(zero, z));
+  const V e = exp_vector(mul(magnitude, set1(-2.f)));
+  const V t = div(sub(one, e), add(one, e));
+  return mul(cap, pick_ge(z, zero, t, sub(zero, t)));
+}
+
+// ---- matrix product --------------------------------------------------------------------------------------------
+
+template <int MR, int NV, bool kUnitRow>
+inline void gemm_micro(int64_t k, const float* a, int64_t row_a, int64_t col_a, const float* b, int64_t ldb, float* c,
+                       int64_t ldc, bool accumulate) {
+  V sum_[MR][NV];
+  for (int i = 0; i < MR; ++i)
+    for (int j = 0; j < NV; ++j) sum_[i][j] = accumulate ? load(c + i * ldc + j * W) : set1(0.f);
+  for (int64_t p = 0; p < k; ++p) {
+    V bv[NV];
+    for (int j = 0; j < NV; ++j) bv[j] = load(b + j * W);
+#pragma GCC unroll 16
+    for (int i = 0; i < MR; ++i) {
+      const V av = set1(kUnitRow ? a[i] : a[i * row_a]);
+      for (int j = 0; j < NV; ++j) sum_[i][j] = fma(av, bv[j], sum_[i][j]);
+    }
+    a += col_a;
+    b += ldb;
+  }
+  for (int i = 0; i < MR; ++i)
+    for (int j = 0; j < NV; ++j) store(c + i * ldc + j * W, sum_[i][j]);
+}
+
+template <int NV, bool kUnitRow>
+void gemm_column(int64_t m, int64_t k, const float* a, int64_t row_a, int64_t col_a, const float* b, int64_t ldb,
+                 float* c, int64_t ldc, bool accumulate) {
+  int64_t i = 0;
+  for (; i + kGemmRows <= m; i += kGemmRows)
+    gemm_micro<kGemmRows, NV, kUnitRow>(k, a + i * row_a, row_a, col_a, b, ldb, c + i * ldc, ldc, accumulate);
+  const int64_t left = m - i;
+  a += i * row_a;
+  c += i * ldc;
+  switch (left) {
+    case 0: break;
+    case 1: gemm_micro<1, NV, kUnitRow>(k, a, row_a, col_a, b, ldb, c, ldc, accumulate); break;
+    case 2: gemm_micro<2, NV, kUnitRow>(k, a, row_a, col_a, b, ldb, c, ldc, accumulate); break;
+    case 3: gemm_micro<3, NV, kUnitRow>(k, a, row_a, col_a, b, ldb, c, ldc, accumulate); break;
+    case 4: gemm_micro<4, NV, kUnitRow>(k, a, row_a, col_a, b, ldb, c, ldc, accumulate); break;
+    case 5: gemm_micro<5, NV, kUnitRow>(k, a, row_a, col_a, b, ldb, c, ldc, accumulate); break;
+    default:
+      gemm_micro<(kGemmRows > 6 ? 6 : kGemmRows), NV, kUnitRow>(k, a, row_a, col_a, b, ldb, c, ldc, accumulate);
+      if (left == 7)
+        gemm_micro<1, NV, kUnitRow>(k, a + 6 * row_a, row_a, col_a, b, ldb, c + 6 * ldc, ldc, accumulate);
+  }
+}
+
+template <bool kUnitRow>
+void gemm_all(int64_t m, int64_t n, int64_t k, const float* a, int64_t row_a, int64_t col_a, const float* b,
+              int64_t ldb, float* c, int64_t ldc, bool accumulate) {
+  int64_t j = 0;
+  for (; j + 2 * W <= n; j += 2 * W)
+    gemm_column<2, kUnitRow>(m, k, a, row_a, col_a, b + j, ldb, c + j, ldc, accumulate);
+  if (j < n) gemm_column<1, kUnitRow>(m, k, a, row_a, col_a, b + j, ldb, c + j, ldc, accumulate);
+}
+
+void gemm(int64_t m, int64_t n, int64_t k, const float* a, int64_t row_a, int64_t col_a, const float* b, int64_t ldb,
+          float* c, int64_t ldc, bool accumulate) {
+  if (row_a == 1)
+    gemm_all<true>(m, n, k, a, row_a, col_a, b, ldb, c, ldc, accumulate);
+  else
+    gemm_all<false>(m, n, k, a, row_a, col_a, b, ldb, c, ldc, accumulate);
+}
+
+void exp_array(int64_t n, const float* x, float* y) {
+  int64_t i = 0;
+  for (; i + W <= n; i += W) store(y + i, exp_vector(load(x + i)));
+  for (; i < n; ++i) y[i] = exp_scalar(x[i]);
+}
+
+// ---- keys and values -------------------------------------------------------------------------------------------
+
+struct Lie {  // where the rows of one operand lie
+  int64_t token, head, block, chunk, block_size;
+};
+
+template <class T>
+inline void find_rows(const void* base, const int32_t* blocks, const Lie& lie, int64_t head, int64_t key, int64_t n,
+                      const T** rows) {
+  const T* start = static_cast<const T*>(base) + head * lie.head;
+  if (!blocks) {
+    for (int64_t i = 0; i < n; ++i) rows[i] = start + (key + i) * lie.token;
+    return;
+  }
+  int64_t i = 0;
+  while (i < n) {
+    const int64_t block = (key + i) / lie.block_size, in_block = (key + i) % lie.block_size;
+    const int64_t run = lie.block_size - in_block < n - i ? lie.block_size - in_block : n - i;
+    const T* row = start + blocks[block] * lie.block + in_block * lie.token;
+    for (int64_t r = 0; r < run; ++r, row += lie.token) rows[i + r] = row;
+    i += run;
+  }
+}
+
+template <class T>
+inline void widen(const T* from, int64_t n, int64_t chunk, float* to, int64_t padded) {
+  int64_t i = 0;
+  if (chunk == 16) {
+    for (; i + W <= n; i += W) store(to + i, load(from + i));
+    for (; i < n; ++i) to[i] = to_float(from[i]);
+  } else {
+    for (; i < n; ++i) to[i] = to_float(from[i / 16 * chunk + i % 16]);
+  }
+  for (; i < padded; ++i) to[i] = 0.f;
+}
+
+// ---- what is common to both forms ------------------------------------------------------------------------------
+
+struct Rows {  // the rows of a task: token = first + r / group
+  const AttentionProblem& p;
+  const AttentionTask& t;
+  const AttentionSequence& s;
+  int64_t group, d, d_padded, v_padded, begin, end, count;
+
+  Rows(const AttentionProblem& problem, const AttentionTask& task)
+      : p(problem), t(task), s(problem.sequences[task.sequence]), count(task.rows) {
+    group = p.heads / p.kv_heads;
+    d = p.d + p.d_rope;
+    d_padded = attention_pad(d, W);
+    v_padded = attention_pad(p.d_v, 16);
+    const int64_t first = token(0), last = token(count - 1);
+    const int64_t low = first + s.low;
+    begin = t.key0;
+    if (low > begin) begin = low / kKeyTile * kKeyTile > begin ? low / kKeyTile * kKeyTile : begin;
+    end = highest(last) + 1 < t.key1 ? highest(last) + 1 : t.key1;
+  }
+  int64_t token(int64_t r) const { return (t.row0 + r) / group; }
+  int64_t head(int64_t r) const { return t.kv_head * group + (t.row0 + r) % group; }
+  int64_t highest(int64_t token) const {
+    const int64_t by_band = token + s.high;
+    return s.prefix - 1 > by_band ? s.prefix - 1 : by_band;
+  }
+  bool drop() const { return p.drop_mask != nullptr; }
+  bool keeps(int64_t r, int64_t key) const {
+    const int64_t bit = s.drop_bit + (head(r) * s.q_len + token(r)) * s.kv_len + key;
+    return (p.drop_mask[bit >> 3] >> (bit & 7)) & 1;
+  }
+};
+
+inline float pse_at(const AttentionProblem& p, const AttentionSequence& s, int64_t head, int64_t token, int64_t key) {
+  const int64_t at = head * p.pse_head + token * p.pse_token + key;
+  const float bias = p.pse_type == AttentionType::F32   ? static_cast<const float*>(s.pse)[at]
+                     : p.pse_type == AttentionType::F16 ? to_float(static_cast<const f16*>(s.pse)[at])
+                                                        : to_float(static_cast<const bf16*>(s.pse)[at]);
+  return p.pse_before_scale ? bias * p.scale : bias;
+}
+
+template <class T>
+void finish_row(const Rows& rows, int64_t r, const float* values, float m, float l) {
+  const AttentionProblem& p = rows.p;
+  const AttentionSequence& s = rows.s;
+  const int64_t head = rows.head(r), token = rows.token(r);
+  const bool seen = l != 0.f;  // also when NaN: it has to show
+  float largest_ = m, total = l, factor = seen ? 1.f / l : 0.f;
+  if (p.sinks) {
+    const float sink = p.sinks[head];
+    largest_ = seen && m > sink ? m : sink;
+    const float weight = seen ? exp_scalar(m - largest_) : 0.f;
+    total = (seen ? l * weight : 0.f) + exp_scalar(sink - largest_);
+    factor = weight / total;
+  } else if (!seen) {
+    largest_ = -3.402823466e38f;
+  }
+  T* out = static_cast<T*>(s.out) + token * p.out_token + head * p.out_head;
+  for (int64_t i = 0; i < p.d_v; ++i) out[i] = from_float<T>(values[i] * factor);
+  if (s.lse) s.lse[token * p.lse_token + head * p.lse_head] = seen ? m + logf(l) : p.empty_lse;
+  if (s.softmax_max) {
+    float* to_max = s.softmax_max + token * p.stat_token + head * p.stat_head;
+    float* to_sum = s.softmax_sum + token * p.stat_token + head * p.stat_head;
+    for (int i = 0; i < 8; ++i) {
+      to_max[i] = largest_;
+      to_sum[i] = total;
+    }
+  }
+}
+
+template <class T>
+inline void hand_over(const Rows& rows, int64_t r, const float* values, float m, float l) {
+  if (!rows.t.partial) return finish_row<T>(rows, r, values, m, l);
+  float* to = rows.t.partial + r * attention_partial_row(rows.p);
+  for (int64_t i = 0; i < rows.v_padded; ++i) to[i] = values[i];
+  to[rows.v_padded] = m;
+  to[rows.v_padded + 1] = l;
+}
+
+// ---- few rows: dot products straight from the cache ------------------------------------------------------------
+
+template <class T, int MB>
+inline void dot_rows(const float* q, int64_t d, const T* const* keys, int64_t n4, float* scores) {
+  for (int64_t j = 0; j < n4; j += 4) {
+    const T *k0 = keys[j], *k1 = keys[j + 1], *k2 = keys[j + 2], *k3 = keys[j + 3];
+    V sum_[MB][4];
+    for (int m = 0; m < MB; ++m)
+      for (int c = 0; c < 4; ++c) sum_[m][c] = set1(0.f);
+    for (int64_t i = 0; i < d; i += W) {
+      const V a = load(k0 + i), b = load(k1 + i), c = load(k2 + i), e = load(k3 + i);
+#pragma GCC unroll 4
+      for (int m = 0; m < MB; ++m) {
+        const V x = load(q + m * d + i);
+        sum_[m][0] = fma(x, a, sum_[m][0]);
+        sum_[m][1] = fma(x, b, sum_[m][1]);
+        sum_[m][2] = fma(x, c, sum_[m][2]);
+        sum_[m][3] = fma(x, e, sum_[m][3]);
+      }
+    }
+#pragma GCC unroll 4
+    for (int m = 0; m < MB; ++m) sum4(sum_[m][0], sum_[m][1], sum_[m][2], sum_[m][3], scores + m * kKeyTile + j);
+  }
+}
+
+template <class T, int MB, int NV>
+inline void add_values(const float* weights, const T* const* values, int64_t at, int64_t n, float* out, int64_t ldo) {
+  V sum_[MB][NV];
+  for (int m = 0; m < MB; ++m)
+    for (int c = 0; c < NV; ++c) sum_[m][c] = load(out + m * ldo + at + c * W);
+  for (int64_t j = 0; j < n; ++j) {
+    const T* row = values[j] + at;
+    V v[NV];
+    for (int c = 0; c < NV; ++c) v[c] = load(row + c * W);
+#pragma GCC unroll 4
+    for (int m = 0; m < MB; ++m) {
+      const V w = set1(weights[m * kKeyTile + j]);
+      for (int c = 0; c < NV; ++c) sum_[m][c] = fma(w, v[c], sum_[m][c]);
+    }
+  }
+  for (int m = 0; m < MB; ++m)
+    for (int c = 0; c < NV; ++c) store(out + m * ldo + at + c * W, sum_[m][c]);
+}
+
+template <class T, int MB>
+inline void dot_block(const float* q, int64_t d, const T* const* keys, int64_t n4, float* scores) {
+  dot_rows<T, MB>(q, d, keys, n4, scores);
+}
+
+template <class T, int MB>
+inline void value_block(const float* weights, const T* const* values, int64_t d_v, int64_t n, float* out, int64_t ldo) {
+  int64_t at = 0;
+  for (; at + 4 * W <= d_v; at += 4 * W) add_values<T, MB, 4>(weights, values, at, n, out, ldo);
+  for (; at < d_v; at += W) add_values<T, MB, 1>(weights, values, at, n, out, ldo);
+}
+
+template <class T>
+void all_dots(const float* q, int64_t rows, int64_t d, const T* const* keys, int64_t n4, float* scores) {
+  for (int64_t m = 0; m < rows;) {
+    const int64_t left = rows - m;
+    const int64_t step = left == kMaxDot + 1 && kMaxDot > 2 ? kMaxDot - 1 : (left < kMaxDot ? left : kMaxDot);
+    const float* from = q + m * d;
+    float* to = scores + m * kKeyTile;
+    if (step == 1) dot_block<T, 1>(from, d, keys, n4, to);
+    if (step == 2) dot_block<T, 2>(from, d, keys, n4, to);
+    if (step == 3) dot_block<T, 3>(from, d, keys, n4, to);
+    if (kMaxDot > 3 && step == 4) dot_block<T, kMaxDot>(from, d, keys, n4, to);
+    m += step;
+  }
+}
+
+template <class T>
+void all_values(const float* weights, int64_t rows, const T* const* values, int64_t d_v, int64_t n, float* out,
+                int64_t ldo) {
+  for (int64_t m = 0; m < rows;) {
+    const int64_t left = rows - m;
+    const int64_t step = left == kMaxDot + 1 && kMaxDot > 2 ? kMaxDot - 1 : (left < kMaxDot ? left : kMaxDot);
+    const float* from = weights + m * kKeyTile;
+    float* to = out + m * ldo;
+    if (step == 1) value_block<T, 1>(from, values, d_v, n, to, ldo);
+    if (step == 2) value_block<T, 2>(from, values, d_v, n, to, ldo);
+    if (step == 3) value_block<T, 3>(from, values, d_v, n, to, ldo);
+    if (kMaxDot > 3 && step == 4) value_block<T, kMaxDot>(from, values, d_v, n, to, ldo);
+    m += step;
+  }
+}
+
+template <class T>
+void run_dots(const AttentionProblem& p, const AttentionTask& t, Scratch& scratch) {
+  const Rows rows(p, t);
+  const int64_t m_rows = rows.count, dp = rows.d_padded, vp = rows.v_padded;
+  const Lie k_lie{p.k_token, p.k_head, p.k_block, p.k_chunk, p.block_size};
+  const Lie r_lie{p.k_rope_token, p.k_rope_head, p.k_rope_block, p.k_rope_chunk, p.block_size};
+  const Lie v_lie{p.v_token, p.v_head, p.v_block, p.v_chunk, p.block_size};
+  const bool direct_k = p.d_rope == 0 && p.d % W == 0 && p.k_chunk == 16;
+  const bool direct_v = p.d_v % W == 0 && p.v_chunk == 16;
+  float* q = scratch.get(m_rows * (dp + kKeyTile + vp + 2) + kKeyTile * (dp + vp) + 64);
+  float* scores = q + m_rows * dp;
+  float* out = scores + m_rows * kKeyTile;
+  float* wide_k = out + m_rows * vp;
+  float* wide_v = wide_k + kKeyTile * dp;
+  float* m_all = wide_v + kKeyTile * vp;
+  float* l_all = m_all + m_rows;
+  for (int64_t r = 0; r < m_rows; ++r) {
+    const T* from = static_cast<const T*>(rows.s.q) + rows.token(r) * p.q_token + rows.head(r) * p.q_head;
+    widen(from, p.d, 16, q + r * dp, p.d_rope ? p.d : dp);
+    if (p.d_rope) {
+      const T* rope =
+          static_cast<const T*>(rows.s.q_rope) + rows.token(r) * p.q_rope_token + rows.head(r) * p.q_rope_head;
+      widen(rope, p.d_rope, 16, q + r * dp + p.d, dp - p.d);
+    }
+    for (int64_t i = 0; i < dp; ++i) q[r * dp + i] *= p.scale;
+    m_all[r] = kMinusInf;
+    l_all[r] = 0.f;
+  }
+  memset(out, 0, static_cast<size_t>(m_rows * vp) * sizeof(float));
+  const T* keys[kKeyTile];
+  const T* values[kKeyTile];
+  const float *wide_keys[kKeyTile], *wide_values[kKeyTile];
+  for (int64_t j = 0; j < kKeyTile; ++j) {
+    wide_keys[j] = wide_k + j * dp;
+    wide_values[j] = wide_v + j * vp;
+  }
+  for (int64_t key = rows.begin; key < rows.end; key += kKeyTile) {
+    const int64_t n = rows.end - key < kKeyTile ? rows.end - key : kKeyTile;
+    const int64_t n4 = (n + 3) / 4 * 4;
+    find_rows(rows.s.k, rows.s.blocks, k_lie, t.kv_head, key, n, keys);
+    find_rows(rows.s.v, rows.s.blocks, v_lie, t.kv_head, key, n, values);
+    for (int64_t j = n; j < n4; ++j) keys[j] = keys[n - 1];
+    if (direct_k) {
+      all_dots(q, m_rows, dp, keys, n4, scores);
+    } else {
+      for (int64_t j = 0; j < n4; ++j) widen(keys[j], p.d, p.k_chunk, wide_k + j * dp, p.d_rope ? p.d : dp);
+      if (p.d_rope) {
+        const T* ropes[kKeyTile];
+        find_rows(rows.s.k_rope, rows.s.blocks, r_lie, t.kv_head, key, n, ropes);
+        for (int64_t j = n; j < n4; ++j) ropes[j] = ropes[n - 1];
+        for (int64_t j = 0; j < n4; ++j) widen(ropes[j], p.d_rope, p.k_rope_chunk, wide_k + j * dp + p.d, dp - p.d);
+      }
+      all_dots(q, m_rows, dp, wide_keys, n4, scores);
+    }
+    for (int64_t r = 0; r < m_rows; ++r) {
+      float* s = scores + r * kKeyTile;
+      const int64_t token = rows.token(r), head = rows.head(r);
+      if (rows.s.pse)
+        for (int64_t j = 0; j < n; ++j) s[j] += pse_at(p, rows.s, head, token, key + j);
+      if (p.soft_cap > 0.f)
+        for (int64_t j = 0; j < kKeyTile; j += W)
+          store(s + j, soft_cap_vector(load(s + j), set1(p.soft_cap), set1(1.f / p.soft_cap)));
+      const int64_t low = token + rows.s.low - key, high = rows.highest(token) - key;
+      for (int64_t j = 0; j < low && j < n; ++j) s[j] = kMinusInf;
+      for (int64_t j = high + 1 > 0 ? high + 1 : 0; j < n; ++j) s[j] = kMinusInf;
+      if (rows.s.mask)
+        for (int64_t j = 0; j < n; ++j)
+          if (rows.s.mask[token * p.mask_token + key + j]) s[j] = kMinusInf;
+      for (int64_t j = n; j < kKeyTile; ++j) s[j] = kMinusInf;
+      V top = load(s);
+      for (int64_t j = W; j < kKeyTile; j += W) top = maximum(top, load(s + j));
+      const float tile_max = largest(top);
+      const float m_new = tile_max > m_all[r] ? tile_max : m_all[r];
+      const float m_safe = m_new == kMinusInf ? 0.f : m_new;
+      V total = set1(0.f);
+      for (int64_t j = 0; j < kKeyTile; j += W) {
+        const V e = exp_vector(sub(load(s + j), set1(m_safe)));
+        total = add(total, e);
+        store(s + j, e);
+      }
+      if (m_new != m_all[r] && l_all[r] != 0.f) {
+        const float alpha = exp_scalar(m_all[r] - m_safe);
+        l_all[r] *= alpha;
+        for (int64_t i = 0; i < vp; i += W) store(out + r * vp + i, mul(load(out + r * vp + i), set1(alpha)));
+      }
+      l_all[r] += sum(total);
+      m_all[r] = m_new;
+      if (rows.drop())
+        for (int64_t j = 0; j < n; ++j) s[j] = rows.keeps(r, key + j) ? s[j] / p.keep_prob : 0.f;
+    }
+    if (direct_v) {
+      all_values(scores, m_rows, values, p.d_v, n, out, vp);
+    } else {
+      for (int64_t j = 0; j < n; ++j) widen(values[j], p.d_v, p.v_chunk, wide_v + j * vp, vp);
+      all_values(scores, m_rows, wide_values, vp, n, out, vp);
+    }
+  }
+  for (int64_t r = 0; r < m_rows; ++r) hand_over<T>(rows, r, out + r * vp, m_all[r], l_all[r]);
+}
+
+// ---- many rows: matrix products, rows in the lanes of the scores -----------------------------------------------
+
+template <class T>
+void run_block(const AttentionProblem& p, const AttentionTask& t, Scratch& scratch) {
+  const Rows rows(p, t);
+  const int64_t count = rows.count, wide = attention_pad(count, W), d = rows.d, dp = rows.d_padded,
+                vp = rows.v_padded;
+  const Lie k_lie{p.k_token, p.k_head, p.k_block, p.k_chunk, p.block_size};
+  const Lie r_lie{p.k_rope_token, p.k_rope_head, p.k_rope_block, p.k_rope_chunk, p.block_size};
+  const Lie v_lie{p.v_token, p.v_head, p.v_block, p.v_chunk, p.block_size};
+  float* q = scratch.get(d * wide + kKeyTile * (wide + dp + vp) + count * vp + 5 * wide + dp + 64);
+  float* scores = q + d * wide;             // [key][row]
+  float* wide_k = scores + kKeyTile * wide;
+  float* wide_v = wide_k + kKeyTile * dp;
+  float* out = wide_v + kKeyTile * vp;      // [row][d_v]
+  float* m_all = out + count * vp;
+  float* l_all = m_all + wide;
+  float* alpha = l_all + wide;
+  float* low = alpha + wide;
+  float* high = low + wide;
+  float* line = high + wide;
+  memset(q, 0, static_cast<size_t>(d * wide) * sizeof(float));
+  for (int64_t r = 0; r < count; ++r) {
+    const T* from = static_cast<const T*>(rows.s.q) + rows.token(r) * p.q_token + rows.head(r) * p.q_head;
+    widen(from, p.d, 16, line, p.d);
+    if (p.d_rope)
+      widen(static_cast<const T*>(rows.s.q_rope) + rows.token(r) * p.q_rope_token + rows.head(r) * p.q_rope_head,
+            p.d_rope, 16, line + p.d, p.d_rope);
+    for (int64_t i = 0; i < d; ++i) q[i * wide + r] = line[i] * p.scale;
+  }
+  for (int64_t r = 0; r < wide; ++r) {
+    m_all[r] = kMinusInf;
+    l_all[r] = 0.f;
+  }
+  memset(out, 0, static_cast<size_t>(count * vp) * sizeof(float));
+  const T* keys[kKeyTile];
+  const int64_t first = rows.token(0), last = rows.token(count - 1);
+  for (int64_t key = rows.begin; key < rows.end; key += kKeyTile) {
+    const int64_t n = rows.end - key < kKeyTile ? rows.end - key : kKeyTile;
+    find_rows(rows.s.k, rows.s.blocks, k_lie, t.kv_head, key, n, keys);
+    for (int64_t j = 0; j < n; ++j) widen(keys[j], p.d, p.k_chunk, wide_k + j * dp, p.d);
+    if (p.d_rope) {
+      find_rows(rows.s.k_rope, rows.s.blocks, r_lie, t.kv_head, key, n, keys);
+      for (int64_t j = 0; j < n; ++j) widen(keys[j], p.d_rope, p.k_rope_chunk, wide_k + j * dp + p.d, p.d_rope);
+    }
+    gemm_all<false>(n, wide, d, wide_k, dp, 1, q, wide, scores, wide, false);
+    if (rows.s.pse)
+      for (int64_t r = 0; r < count; ++r)
+        for (int64_t j = 0; j < n; ++j)
+          scores[j * wide + r] += pse_at(p, rows.s, rows.head(r), rows.token(r), key + j);
+    if (p.soft_cap > 0.f)
+      for (int64_t i = 0; i < n * wide; i += W)
+        store(scores + i, soft_cap_vector(load(scores + i), set1(p.soft_cap), set1(1.f / p.soft_cap)));
+    const bool all_visible = key >= last + rows.s.low && key + n - 1 <= rows.highest(first);
+    if (!all_visible) {
+      for (int64_t r = 0; r < wide; ++r) {
+        const int64_t token = rows.token(r < count ? r : count - 1);
+        const int64_t from = token + rows.s.low - key, to = rows.highest(token) - key;
+        low[r] = static_cast<float>(from < 0 ? 0 : (from > kKeyTile ? kKeyTile : from));
+        high[r] = static_cast<float>(to < -1 ? -1 : (to > kKeyTile ? kKeyTile : to));
+      }
+      for (int64_t j = 0; j < n; ++j) {
+        const V at = set1(static_cast<float>(j)), hidden = set1(kMinusInf);
+        for (int64_t r = 0; r < wide; r += W) {
+          V s = load(scores + j * wide + r);
+          s = pick_ge(at, load(low + r), s, hidden);
+          store(scores + j * wide + r, pick_ge(load(high + r), at, s, hidden));
+        }
+      }
+    }
+    if (rows.s.mask)
+      for (int64_t r = 0; r < count; ++r) {
+        const uint8_t* mask = rows.s.mask + rows.token(r) * p.mask_token + key;
+        for (int64_t j = 0; j < n; ++j)
+          if (mask[j]) scores[j * wide + r] = kMinusInf;
+      }
+    for (int64_t r = 0; r < wide; r += W) {
+      float* s = scores + r;
+      V top = load(m_all + r);
+      const V before = top;
+      for (int64_t j = 0; j < n; ++j) top = maximum(top, load(s + j * wide));
+      const V lowest = set1(-3.402823466e38f);
+      const V safe = pick_ge(top, lowest, top, set1(0.f));
+      V total = set1(0.f);
+      for (int64_t j = 0; j < n; ++j) {
+        const V e = exp_vector(sub(load(s + j * wide), safe));
+        total = add(total, e);
+        store(s + j * wide, e);
+      }
+      const V shrink = exp_vector(sub(before, safe));
+      store(alpha + r, shrink);
+      store(l_all + r, fma(load(l_all + r), shrink, total));
+      store(m_all + r, top);
+    }
+    if (key != rows.begin)
+      for (int64_t r = 0; r < count; ++r)
+        if (alpha[r] != 1.f)
+          for (int64_t i = 0; i < vp; i += W) store(out + r * vp + i, mul(load(out + r * vp + i), set1(alpha[r])));
+    if (rows.drop())
+      for (int64_t r = 0; r < count; ++r)
+        for (int64_t j = 0; j < n; ++j)
+          scores[j * wide + r] = rows.keeps(r, key + j) ? scores[j * wide + r] / p.keep_prob : 0.f;
+    find_rows(rows.s.v, rows.s.blocks, v_lie, t.kv_head, key, n, keys);
+    for (int64_t j = 0; j < n; ++j) widen(keys[j], p.d_v, p.v_chunk, wide_v + j * vp, vp);
+    gemm_all<true>(count, vp, n, scores, 1, wide, wide_v, vp, out, vp, true);
+  }
+  for (int64_t r = 0; r < count; ++r) hand_over<T>(rows, r, out + r * vp, m_all[r], l_all[r]);
+}
+
+// ---- entries ---------------------------------------------------------------------------------------------------
+
+template <class T>
+void run_type(const AttentionProblem& p, const AttentionTask& t) {
+  static thread_local Scratch scratch;
+  const AttentionSequence& s = p.sequences[t.sequence];
+  if (s.q_len * (p.heads / p.kv_heads) <= kDotRows)
+    run_dots<T>(p, t, scratch);
+  else
+    run_block<T>(p, t, scratch);
+}
+
+void run(const AttentionProblem& p, const AttentionTask& t) {
+  if (p.type == AttentionType::F32) return run_type<float>(p, t);
+  if (p.type == AttentionType::F16) return run_type<f16>(p, t);
+  run_type<bf16>(p, t);
+}
+
+// `task` is the first of `splits` tasks of the same rows whose partial results lie one after the other.
+void merge(const AttentionProblem& p, const AttentionTask& task, int64_t splits) {
+  static thread_local Scratch scratch;
+  const Rows rows(p, task);
+  const int64_t row_size = attention_partial_row(p), vp = rows.v_padded;
+  float* values = scratch.get(vp);
+  for (int64_t r = 0; r < rows.count; ++r) {
+    float m = kMinusInf, l = 0.f;
+    for (int64_t i = 0; i < splits; ++i) {
+      const float part = task.partial[(i * rows.count + r) * row_size + vp];
+      m = part > m ? part : m;
+    }
+    memset(values, 0, static_cast<size_t>(vp) * sizeof(float));
+    for (int64_t i = 0; i < splits; ++i) {
+      const float* part = task.partial + (i * rows.count + r) * row_size;
+      if (part[vp + 1] == 0.f) continue;
+      const float weight = exp_scalar(part[vp] - m);
+      l += part[vp + 1] * weight;
+      for (int64_t c = 0; c < vp; c += W) store(values + c, fma(load(part + c), set1(weight), load(values + c)));
+    }
+    if (p.type == AttentionType::F32)
+      finish_row<float>(rows, r, values, m, l);
+    else if (p.type == AttentionType::F16)
+      finish_row<f16>(rows, r, values, m, l);
+    else
+      finish_row<bf16>(rows, r, values, m, l);
+  }
+}
