@@ -25,14 +25,14 @@ struct AttentionSequence {
   const void* v = nullptr;          // like k
   const int32_t* blocks = nullptr;  // paged: physical block of tokens [j * block_size, ...)
   void* out = nullptr;
-  float* lse = nullptr;             // optional: ln of the sum of exp(scores), sinks left out
-  float* softmax_max = nullptr;     // optional, with softmax_sum: row maximum and sum, sinks included
+  float* lse = nullptr;          // optional: ln of the sum of exp(scores), sinks left out
+  float* softmax_max = nullptr;  // optional, with softmax_sum: row maximum and sum, sinks included
   float* softmax_sum = nullptr;
-  const uint8_t* mask = nullptr;    // optional: != 0 hides; element (row 0, key 0)
-  const void* pse = nullptr;        // optional additive bias; element (head 0, row 0, key 0)
+  const uint8_t* mask = nullptr;  // optional: != 0 hides; element (row 0, key 0)
+  const void* pse = nullptr;      // optional additive bias; element (head 0, row 0, key 0)
   // Key j is visible to row i when i + low <= j <= max(i + high, prefix - 1).
   int64_t low = -kAttentionFar, high = kAttentionFar, prefix = 0;
-  int64_t drop_bit = 0;             // first bit of this sequence in the dropout mask: [heads, q_len, kv_len]
+  int64_t drop_bit = 0;  // first bit of this sequence in the dropout mask: [heads, q_len, kv_len]
 };
 
 struct AttentionProblem {
@@ -41,10 +41,10 @@ struct AttentionProblem {
   int64_t heads = 0, kv_heads = 0;  // kv_heads divides heads
   int64_t d = 0, d_rope = 0, d_v = 0;
   float scale = 1.f;
-  float soft_cap = 0.f;             // > 0: scores become cap * tanh(score / cap)
-  bool pse_before_scale = false;    // (q.k + pse) * scale instead of q.k * scale + pse
-  const float* sinks = nullptr;     // [heads]: one more logit a head, without a value
-  float empty_lse = 0.f;            // lse of a row that sees nothing
+  float soft_cap = 0.f;                // > 0: scores become cap * tanh(score / cap)
+  bool pse_before_scale = false;       // (q.k + pse) * scale instead of q.k * scale + pse
+  const float* sinks = nullptr;        // [heads]: one more logit a head, without a value
+  float empty_lse = 0.f;               // lse of a row that sees nothing
   const uint8_t* drop_mask = nullptr;  // bits, 1 keeps; kept values are divided by keep_prob
   float keep_prob = 1.f;
   // Strides in elements.
@@ -52,7 +52,7 @@ struct AttentionProblem {
   int64_t k_token = 0, k_head = 0, k_block = 0, k_chunk = 16;
   int64_t k_rope_token = 0, k_rope_head = 0, k_rope_block = 0, k_rope_chunk = 16;
   int64_t v_token = 0, v_head = 0, v_block = 0, v_chunk = 16;  // chunk: step between 16-element pieces of a row
-  int64_t block_size = 0;           // of the paged cache
+  int64_t block_size = 0;                                      // of the paged cache
   int64_t out_token = 0, out_head = 0;
   int64_t lse_token = 0, lse_head = 0;
   int64_t stat_token = 0, stat_head = 0;  // softmax_max and softmax_sum hold 8 equal values a row
@@ -67,15 +67,15 @@ ALOFT_KERNEL_API void attention_forward(const AttentionProblem& problem);
 // Gradients of one training call. Rows of d_out, out lie like `out`; of dq like q, of dk, dv like k, v
 // (dense only); dpse like pse and accumulated in fp32 where pse is shared by several rows.
 struct AttentionGrad {
-  const void* d_out = nullptr;      // whole tensors below: sequences address them by the same offsets
+  const void* d_out = nullptr;  // whole tensors below: sequences address them by the same offsets
   const void* out = nullptr;
   void* dq = nullptr;
   void* dk = nullptr;
   void* dv = nullptr;
   void* dq_rope = nullptr;
   void* dk_rope = nullptr;
-  float* dsinks = nullptr;          // [heads], overwritten
-  float* dpse = nullptr;            // fp32 image of pse, accumulated into
+  float* dsinks = nullptr;  // [heads], overwritten
+  float* dpse = nullptr;    // fp32 image of pse, accumulated into
 };
 
 }  // namespace aloft

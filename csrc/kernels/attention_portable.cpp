@@ -62,9 +62,7 @@ inline V pow2(V n) {
 inline V pick_ge(V a, V b, V x, V y) {
   return each([&](int i) { return a.v[i] >= b.v[i] ? x.v[i] : y.v[i]; });
 }
-inline float sum(V a) {
-  return ((a.v[0] + a.v[4]) + (a.v[2] + a.v[6])) + ((a.v[1] + a.v[5]) + (a.v[3] + a.v[7]));
-}
+inline float sum(V a) { return ((a.v[0] + a.v[4]) + (a.v[2] + a.v[6])) + ((a.v[1] + a.v[5]) + (a.v[3] + a.v[7])); }
 inline float largest(V a) {
   float m = a.v[0];
   for (int i = 1; i < W; ++i) m = a.v[i] > m ? a.v[i] : m;

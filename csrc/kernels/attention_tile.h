@@ -4,10 +4,10 @@
 
 namespace aloft {
 
-constexpr int64_t kKeyTile = 64;       // keys handled at once; every cut of a key range is a multiple of it
-constexpr int64_t kSplitKeys = 512;    // keys a task of a short query handles
-constexpr int64_t kDotRows = 8;        // up to this many rows (query tokens x heads of a group): dot products
-constexpr int64_t kBlockRows = 96;     // above: blocks of about this many rows, as matrix products
+constexpr int64_t kKeyTile = 64;     // keys handled at once; every cut of a key range is a multiple of it
+constexpr int64_t kSplitKeys = 512;  // keys a task of a short query handles
+constexpr int64_t kDotRows = 8;      // up to this many rows (query tokens x heads of a group): dot products
+constexpr int64_t kBlockRows = 96;   // above: blocks of about this many rows, as matrix products
 
 // Rows [row0, row0 + rows) of one key-value head of one sequence against keys [key0, key1).
 // Row r is query token r / group, head kv_head * group + r % group.
