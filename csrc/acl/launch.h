@@ -57,6 +57,9 @@ ALOFT_API aclError aloftDrainStream(aclrtStream stream);
 ALOFT_API int aloftStreamIsCapturing(aclrtStream stream);
 // Sets the text aclGetRecentErrMsg returns in this thread (copied, printf-style).
 ALOFT_API void aloftSetError(const char* format, ...) __attribute__((format(printf, 1, 2)));
+// Sets that text as it is and `code` as the thread's last error; returns `code`. torch_npu names the last
+// error, not the code a call returned, in its exceptions.
+ALOFT_API aclError aloftFail(aclError code, const char* text);
 // Device of the memory at `address`: >= 0 a device, -1 host memory we know (pinned), -2 unknown.
 ALOFT_API int aloftDeviceOf(const void* address);
 // 0 when [address, address + size) lies wholly inside one live device allocation.

@@ -160,6 +160,8 @@ void note_host_thread() {
 
 using namespace aloft;
 
+ALOFT_API aclError aloftFail(aclError code, const char* text) { return fail_text(code, text); }
+
 ALOFT_API void aloftSetError(const char* format, ...) {
   va_list arguments;
   va_start(arguments, format);

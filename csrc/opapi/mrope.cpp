@@ -76,7 +76,9 @@ Work plan_mrope(const aclTensor* positions, const aclTensor* query, const aclTen
   ALOFT_REQUIRE(QO.dtype == Q.dtype && QO.same_shape(Q) && KO.dtype == K.dtype && KO.same_shape(K),
                 "query_out and key_out must be like query %s and key %s", Q.shape_text().c_str(),
                 K.shape_text().c_str());
-  std::vector<int64_t> section = sections ? sections->values : std::vector<int64_t>();
+  // With one position a token the sections say nothing, and torch_npu's adapter passes uninitialised numbers
+  // for mrope_section=None.
+  std::vector<int64_t> section = sections && P.ndim > 1 ? sections->values : std::vector<int64_t>();
   int64_t total = 0;
   for (const int64_t part : section) {
     require(part >= 0, "mrope_section holds a negative number");

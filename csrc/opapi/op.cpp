@@ -144,8 +144,8 @@ ContractSetting& contract_setting() {
 }
 
 aclError report(const char* name, const OpError& error) {
-  aloftSetError("%s: %s (error %d)", name, error.text.c_str(), error.code);
-  return error.code;
+  const std::string text = std::string(name) + ": " + error.text + " (error " + std::to_string(error.code) + ")";
+  return aloftFail(error.code, text.c_str());
 }
 
 // Runs f, turning whatever it throws into a return code and the last-error text.
