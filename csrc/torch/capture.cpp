@@ -1,0 +1,218 @@
+// The generic route while a graph is being captured: nothing is computed. The Meta kernel gives the
+// geometry of the results, whose memory comes from the graph's pool, and a node that repeats the CPU
+// operator over the captured addresses goes into the graph. Nodes own no device memory, as on hardware.
+#include <ATen/EmptyTensor.h>
+#include <ATen/ops/clone_ops.h>
+#include <ATen/ops/copy_ops.h>
+#include <ATen/ops/resize_ops.h>
+
+#include "torch/device.h"
+#include "torch/generator.h"
+#include "torch/route.h"
+
+namespace aloft::torch_route {
+namespace {
+
+struct Output {
+  size_t result;  // which of the operator's results
+  int64_t item;   // which tensor of a list, -1: the result is a tensor
+  at::Tensor to;  // CPU view of the captured memory
+};
+
+class RouteNode final : public Node {
+ public:
+  RouteNode(const Operator& op, torch::jit::Stack arguments, std::vector<Output> outputs, at::Generator generator)
+      : Node(op.name),
+        op_(op),
+        arguments_(std::move(arguments)),
+        outputs_(std::move(outputs)),
+        generator_(std::move(generator)) {}
+
+  aclError run() override {
+    try {
+      torch::jit::Stack stack = arguments_;
+      if (generator_.defined()) {
+        const at::Generator host = host_generator(generator_);
+        for (const auto& arg : op_.special)
+          if (arg.kind == ArgKind::Generator) stack[arg.index] = host;
+      }
+      call_host(op_, &stack);
+      c10::impl::ExcludeDispatchKeyGuard below(c10::autograd_dispatch_keyset_with_ADInplaceOrView);
+      for (const auto& output : outputs_) {
+        const c10::IValue& value = stack[output.result];
+        const at::Tensor from = output.item < 0 ? value.toTensor() : value.toTensorList().get(output.item);
+        TORCH_CHECK(from.sizes().equals(output.to.sizes()), op_.name, " was captured with a result of shape ",
+                    output.to.sizes(), ", the replay gives ", from.sizes());
+        at::_ops::copy_::call(const_cast<at::Tensor&>(output.to), from, false);
+      }
+      return kOk;
+    } catch (const std::exception& error) {
+      aloftSetError("%s in a captured graph: %s", name(), error.what());
+      return kOpFailure;
+    }
+  }
+
+ private:
+  const Operator& op_;
+  torch::jit::Stack arguments_;
+  std::vector<Output> outputs_;
+  at::Generator generator_;
+};
+
+// Meta tensors for the CPU tensors of one call.
+class MetaArguments {
+ public:
+  at::Tensor of(const at::Tensor& cpu) {
+    if (!cpu.defined()) return cpu;
+    for (const auto& [known, meta] : pairs_)
+      if (known.is_same(cpu)) return meta;
+    at::Tensor meta(at::detail::empty_strided_meta(cpu.sizes(), cpu.strides(), cpu.scalar_type()));
+    if (cpu.unsafeGetTensorImpl()->is_wrapped_number()) meta.unsafeGetTensorImpl()->set_wrapped_number(true);
+    pairs_.emplace_back(cpu, meta);
+    return meta;
+  }
+  // The CPU tensor whose stand-in `meta` is, or undefined.
+  at::Tensor cpu_of(const at::Tensor& meta) const {
+    for (const auto& [cpu, known] : pairs_)
+      if (known.is_same(meta)) return cpu;
+    return {};
+  }
+  // The CPU tensor whose memory `meta` is a view of, or undefined.
+  at::Tensor base_of(const at::Tensor& meta) const {
+    for (const auto& [cpu, known] : pairs_)
+      if (known.storage().is_alias_of(meta.storage())) return cpu;
+    return {};
+  }
+  const std::vector<std::pair<at::Tensor, at::Tensor>>& pairs() const { return pairs_; }
+
+ private:
+  std::vector<std::pair<at::Tensor, at::Tensor>> pairs_;
+};
+
+template <class F>
+void each_tensor(c10::IValue& value, F&& f) {
+  if (value.isTensor()) {
+    value = f(value.toTensor());
+  } else if (value.isTensorList()) {
+    c10::List<at::Tensor> list;
+    for (const at::Tensor& t : value.toTensorVector()) list.push_back(f(t));
+    value = std::move(list);
+  } else if (value.isOptionalTensorList()) {
+    const c10::List<std::optional<at::Tensor>> given = value.toOptionalTensorList();
+    c10::List<std::optional<at::Tensor>> list;
+    for (size_t i = 0; i < given.size(); ++i) {
+      std::optional<at::Tensor> item = given.get(i);
+      if (item) item = f(*item);
+      list.push_back(std::move(item));
+    }
+    value = std::move(list);
+  }
+}
+
+// Runs the Meta kernel; false when there is none that fits.
+bool run_meta(const Operator& op, torch::jit::Stack* stack) {
+  if (!op.handle.hasComputedKernelForDispatchKey(c10::DispatchKey::Meta)) return false;
+  c10::impl::ExcludeDispatchKeyGuard below(c10::autograd_dispatch_keyset_with_ADInplaceOrView |
+                                           c10::autocast_dispatch_keyset);
+  try {
+    op.handle.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::Meta), stack);
+  } catch (const c10::NotImplementedError&) {
+    return false;
+  }
+  return true;
+}
+
+bool only_written_results(const Operator& op) {
+  for (const auto& result : op.handle.schema().returns())
+    if (!result.alias_info() || !result.alias_info()->isWrite()) return false;
+  return true;
+}
+
+}  // namespace
+
+void record(const Operator& op, Call& call, aclrtStream stream, torch::jit::Stack* stack) {
+  TORCH_CHECK(!op.host_result, op.name,
+              " hands a value of the device to the host: that is not permitted while a graph is being captured");
+  const size_t first = stack->size() - op.arguments;
+  torch::jit::Stack arguments(stack->begin() + first, stack->end());
+  MetaArguments stand_ins;
+  torch::jit::Stack meta = arguments;
+  for (const auto& arg : op.special) {
+    c10::IValue& value = meta[arg.index];
+    if (arg.kind == ArgKind::Device) {
+      value = c10::Device(c10::DeviceType::Meta);
+    } else {
+      each_tensor(value, [&](const at::Tensor& t) { return stand_ins.of(t); });
+    }
+  }
+  // The results, as the caller gets them.
+  std::vector<Output> outputs;
+  torch::jit::Stack results;
+  if (!run_meta(op, &meta)) {
+    TORCH_CHECK(only_written_results(op), op.name, " cannot be captured in a graph: the shape of its result "
+                "depends on data, or is not known without computing it");
+    for (size_t i = 0; i < op.returns; ++i) {
+      // Results that are written arguments come in the order of those arguments.
+      size_t seen = 0;
+      for (const auto& arg : op.special)
+        if (arg.written && seen++ == i) {
+          c10::IValue value = arguments[arg.index];
+          each_tensor(value, [&](const at::Tensor& t) { return call.views().original(t); });
+          results.push_back(std::move(value));
+        }
+    }
+  } else {
+    for (const auto& [cpu, shape] : stand_ins.pairs()) {
+      if (cpu.sizes().equals(shape.sizes())) continue;
+      call.views().resize(cpu, shape.sizes());  // out= of another shape
+    }
+    for (size_t i = 0; i < op.returns; ++i) {
+      c10::IValue value = meta[i];
+      int64_t item = value.isTensor() ? -1 : 0;
+      each_tensor(value, [&](const at::Tensor& t) -> at::Tensor {
+        const int64_t at = item < 0 ? item : item++;
+        if (!t.defined()) return t;
+        if (at::Tensor cpu = stand_ins.cpu_of(t); cpu.defined()) {
+          at::Tensor known = call.views().original(cpu);
+          return known.defined() ? known : cpu;
+        }
+        if (at::Tensor base = stand_ins.base_of(t); base.defined()) {
+          at::Tensor known = call.views().original(base);
+          if (known.defined())
+            return view_over(known.storage(), known.key_set(), t);
+        }
+        at::Tensor created = npu_like(t, call.device());
+        outputs.push_back(Output{i, at, cpu_view(created, nullptr)});
+        return created;
+      });
+      results.push_back(std::move(value));
+    }
+  }
+  TORCH_CHECK(!call.views().writes_converted(), op.name,
+              " cannot be captured in a graph: it writes to a tensor in an internal format");
+  // Host tensors go into the graph by value, views of device memory by address.
+  for (const auto& arg : op.special)
+    if (arg.kind != ArgKind::Generator && arg.kind != ArgKind::Device)
+      each_tensor(arguments[arg.index], [&](const at::Tensor& t) -> at::Tensor {
+        if (!t.defined() || call.views().original(t).defined()) return t;
+        return at::_ops::clone::call(t, std::nullopt);
+      });
+  at::Generator generator;
+  if (op.random) generator = npu_generator(call.generator(), call.device());
+  aclError error = kOk;
+  const int mode = aloftLaunchBegin(stream, op.name, &error);
+  if (mode == kRefused) raise(error, op.name);
+  auto* node = new RouteNode(op, std::move(arguments), std::move(outputs), std::move(generator));
+  if (mode == kRunNow) {  // the capture ended meanwhile
+    error = node->run();
+    aloftLaunchEnd(stream, op.name, error);
+    delete node;
+  } else {
+    error = aloftLaunchNode(stream, node);
+  }
+  if (error != kOk) raise(error, op.name);
+  stack->erase(stack->begin() + first, stack->end());
+  for (auto& value : results) stack->push_back(std::move(value));
+}
+
+}  // namespace aloft::torch_route

@@ -1,0 +1,65 @@
+#include "torch/native.h"
+
+#include <dlfcn.h>
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "torch/device.h"
+
+namespace aloft::torch_route {
+namespace {
+
+using Fits = bool (*)(const c10::IValue* arguments);
+
+struct Native {
+  std::string_view op;                     // with its overload, as the dispatcher prints it
+  std::vector<const char*> aclnn;          // what torch_npu's adapter calls
+  Fits fits;                               // null: any arguments
+};
+
+const std::vector<Native>& natives() {
+  static const std::vector<Native> table = {};
+  return table;
+}
+
+bool exported(const char* name) {
+  // The library torch_npu looks its operators up in: mapped at start-up, found by its name.
+  static void* opapi = dlopen("libopapi.so", RTLD_LAZY | RTLD_NOLOAD);
+  return opapi && dlsym(opapi, (std::string(name) + "GetWorkspaceSize").c_str());
+}
+
+class NativeOrRoute final : public c10::OperatorKernel {
+ public:
+  NativeOrRoute(const c10::OperatorHandle& op, HostKernel host, Fits fits)
+      : route_(op, host), native_(op.getComputedKernelForDispatchKey(c10::DispatchKey::PrivateUse1)), fits_(fits) {}
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+    const c10::IValue* arguments = stack->data() + stack->size() - op.schema().arguments().size();
+    if (fits_(arguments)) return native_.callBoxed(op, keys, stack);
+    route_(op, keys, stack);
+  }
+
+ private:
+  RouteKernel route_;
+  c10::SafeKernelFunction native_;
+  Fits fits_;
+};
+
+}  // namespace
+
+c10::KernelFunction native_or_route(const c10::OperatorHandle& op, HostKernel host) {
+  std::string name = op.operator_name().name.substr(6);
+  if (!op.operator_name().overload_name.empty()) name += "." + op.operator_name().overload_name;
+  for (const auto& native : natives()) {
+    if (native.op != name) continue;
+    bool all = true;
+    for (const char* function : native.aclnn) all = all && exported(function);
+    if (!all) break;
+    if (!native.fits) return {};
+    return c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<NativeOrRoute>(op, host, native.fits));
+  }
+  return c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<RouteKernel>(op, host));
+}
+
+}  // namespace aloft::torch_route

@@ -1,0 +1,13 @@
+// Operators that libopapi implements: they stay with torch_npu's adapters, as far as the arguments fit.
+#pragma once
+#include <ATen/core/boxing/KernelFunction.h>
+
+#include "torch/route.h"
+
+namespace aloft::torch_route {
+
+// The kernel to register for `op`: the route; or one that asks per call whether the native kernel can take
+// the arguments, with the route behind it; or an invalid one when the native kernel always can.
+c10::KernelFunction native_or_route(const c10::OperatorHandle& op, HostKernel host);
+
+}  // namespace aloft::torch_route

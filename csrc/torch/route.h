@@ -1,0 +1,83 @@
+// The generic host route: one boxed kernel that serves an operator on the NPU with its CPU kernel.
+#pragma once
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+#include <c10/util/SmallVector.h>
+
+#include "torch/alias.h"
+
+namespace aloft::torch_route {
+
+enum class ArgKind : uint8_t { Tensor, TensorList, OptionalTensorList, Generator, Device };
+
+struct Arg {
+  uint16_t index;
+  ArgKind kind;
+  bool written;
+};
+
+// Runs in place of the operator's CPU kernel, on CPU tensors. Registered for operators that have none.
+using HostKernel = void (*)(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+
+// What the route has to know of an operator, worked out once from its schema.
+struct Operator {
+  explicit Operator(const c10::OperatorHandle& op, HostKernel host = nullptr);
+
+  c10::OperatorHandle handle;
+  const char* name;
+  size_t arguments, returns;
+  c10::SmallVector<Arg, 6> special;  // arguments that are not passed through as they are
+  HostKernel host;
+  bool random;          // draws random numbers
+  bool has_generator;   // takes a generator
+  bool host_tensors;    // may take CPU tensors of any shape beside NPU tensors
+  bool host_result;     // returns a value of the host (item, equal)
+  bool writes;          // has an argument it writes to
+  bool structural;      // reads and writes no element: needs no turn
+};
+
+// Calls the CPU kernel of `op` (or its stand-in) with the CPU tensors on the stack.
+void call_host(const Operator& op, torch::jit::Stack* stack);
+
+// The boxed kernel.
+void route(const Operator& op, torch::jit::Stack* stack);
+
+class RouteKernel final : public c10::OperatorKernel {
+ public:
+  explicit RouteKernel(const c10::OperatorHandle& op, HostKernel host = nullptr) : op_(op, host) {}
+  void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) { route(op_, stack); }
+  const Operator& info() const { return op_; }
+
+ private:
+  Operator op_;
+};
+
+// One call of an operator: its arguments replaced by CPU views, and its results carried back.
+class Call {
+ public:
+  Call(const Operator& op, torch::jit::Stack* stack);
+  // Replaces the arguments on the stack.
+  void to_host();
+  // Replaces the results on the stack.
+  void to_device();
+  bool on_device() const { return device_.has_value(); }
+  c10::Device device() const { return *device_; }
+  Views& views() { return views_; }
+  const c10::IValue& generator() const { return generator_; }
+
+ private:
+  at::Tensor argument(const at::Tensor& tensor, const Arg& arg);
+  at::Tensor result(at::Tensor&& tensor);
+
+  const Operator& op_;
+  torch::jit::Stack* stack_;
+  Views views_;
+  std::optional<c10::Device> device_;  // where results go; empty: they stay on the host
+  c10::IValue generator_;              // the caller's
+  c10::SmallVector<at::Tensor, 2> host_;  // CPU tensors among the arguments
+};
+
+// capture.cpp: records the call into the graph being captured on `stream`.
+void record(const Operator& op, Call& call, aclrtStream stream, torch::jit::Stack* stack);
+
+}  // namespace aloft::torch_route
