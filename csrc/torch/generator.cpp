@@ -39,7 +39,7 @@ at::Generator host_generator(const at::Generator& npu) {
   thread_local at::Generator host = at::detail::createCPUGenerator();
   uint64_t seed, offset;
   {
-    std::lock_guard<std::mutex> lock(npu.mutex());
+    std::lock_guard<std::mutex> lock(npu.unsafeGetGeneratorImpl()->mutex_);
     seed = npu.current_seed();
     offset = npu.get_offset();
     npu.unsafeGetGeneratorImpl()->set_offset(offset + kOffsetStep);

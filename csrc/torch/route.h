@@ -4,6 +4,7 @@
 #include <ATen/core/stack.h>
 #include <c10/util/SmallVector.h>
 
+#include "acl/launch.h"
 #include "torch/alias.h"
 
 namespace aloft::torch_route {

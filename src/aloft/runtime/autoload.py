@@ -1,7 +1,52 @@
-"""Entry point `torch.backends`: called by `import torch` after the package's own import."""
+"""Puts the generic host route in place as soon as torch_npu is there.
+
+Called by torch itself (entry point group ``torch.backends``) at the end of ``import torch``, and by the
+start-up hook after ``import torch_npu`` where torch's own autoload is off. Runs in every process that
+imports torch: standard library only, and nothing at all where CANN is the runtime.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import importlib.util
+import os
+
+_LIBRARY = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "lib", "libaloft_torch.so")
+_operators: int | None = None
+
+
+def virtual() -> bool:
+    """True when the ACL library mapped into this process is the virtual NPU's."""
+    return hasattr(ctypes.CDLL(None), "aloftLaunchBegin")
+
 
 def load() -> None:
-    """Does nothing yet: the start-up preload has mapped the libraries, and torch_npu loads itself."""
+    """Imports torch_npu and installs the route over its operators. Idempotent.
+
+    Raises ImportError when torch_npu is installed but cannot be imported, and RuntimeError when the route
+    cannot be installed.
+    """
+    if importlib.util.find_spec("torch_npu") is None:
+        return  # nothing to serve; `aloft doctor` says so
+    import torch_npu  # noqa: F401
+
+    install()
+
+
+def install() -> None:
+    """Installs the route; torch_npu has been imported. Does nothing on CANN, or a second time."""
+    global _operators
+    if _operators is not None or not virtual():
+        return
+    library = ctypes.CDLL(os.environ.get("ALOFT_TORCH_LIBRARY") or _LIBRARY, mode=ctypes.RTLD_GLOBAL)
+    reason = ctypes.c_char_p()
+    count = library.aloftTorchInstall(ctypes.byref(reason))
+    if count < 0:
+        text = (reason.value or b"").decode(errors="replace")
+        raise RuntimeError(f"aloft: the operators of the virtual NPU could not be installed: {text}")
+    _operators = count
+
+
+def operators() -> int:
+    """Number of aten operators that take the generic route in this process; 0 where it is not installed."""
+    return _operators or 0
