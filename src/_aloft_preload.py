@@ -7,6 +7,7 @@ only, about a millisecond, and never a reason for Python not to start.
 """
 
 import os
+import sys
 
 # What torch_npu links against or opens by name; a library that others link against comes first.
 _LIBRARIES = ("ascendcl", "acl_op_compiler", "hccl", "graph", "ge_runner", "acl_tdt_channel", "opapi")
@@ -40,11 +41,35 @@ def preload() -> None:
     # torch_npu's host-side task queue would let a host read overtake queued work, and costs latency:
     # our streams are asynchronous by themselves where that is wanted.
     os.environ.setdefault("TASK_QUEUE_ENABLE", "0")
+    sys.meta_path.insert(0, _AfterTorchNpu)
+
+
+class _AfterTorchNpu:
+    """Import hook: whichever way torch_npu gets imported, its operators are ours right after."""
+
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        if name != "torch_npu":
+            return None
+        for finder in sys.meta_path:
+            spec = None if finder is cls else finder.find_spec(name, path, target)
+            if spec is not None:
+                break
+        else:
+            return None
+        run = spec.loader.exec_module
+
+        def exec_module(module):
+            run(module)
+            from aloft.runtime.autoload import install
+
+            install()
+
+        spec.loader.exec_module = exec_module
+        return spec
 
 
 try:
     preload()
 except Exception as error:
-    import sys
-
     sys.stderr.write(f"aloft: the virtual NPU could not be loaded ({error}); `aloft doctor` says more\n")

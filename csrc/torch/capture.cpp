@@ -8,6 +8,7 @@
 
 #include "torch/device.h"
 #include "torch/generator.h"
+#include "torch/host_kernels.h"
 #include "torch/route.h"
 
 namespace aloft::torch_route {
@@ -31,10 +32,11 @@ class RouteNode final : public Node {
   aclError run() override {
     try {
       torch::jit::Stack stack = arguments_;
+      std::optional<DrawFrom> draw;
       if (generator_.defined()) {
         const at::Generator host = host_generator(generator_);
-        for (const auto& arg : op_.special)
-          if (arg.kind == ArgKind::Generator) stack[arg.index] = host;
+        set_generator(op_, host, &stack);
+        draw.emplace(host);
       }
       call_host(op_, &stack);
       c10::impl::ExcludeDispatchKeyGuard below(c10::autograd_dispatch_keyset_with_ADInplaceOrView);

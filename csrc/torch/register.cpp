@@ -64,7 +64,7 @@ int install() {
     if (name.name.compare(0, 6, "aten::") != 0) continue;
     const auto op = dispatcher.findSchema(name);
     if (!op || !takes_route(*op)) continue;
-    const HostKernel host = host_kernel(name);
+    const HostKernel host = host_kernel(c10::toString(name));
     if (!host && !op->hasComputedKernelForDispatchKey(c10::DispatchKey::CPU)) continue;
     auto kernel = native_or_route(*op, host);
     if (!kernel.isValid()) continue;  // wholly native

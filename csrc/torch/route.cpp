@@ -9,6 +9,7 @@
 
 #include "torch/device.h"
 #include "torch/generator.h"
+#include "torch/host_kernels.h"
 
 namespace aloft::torch_route {
 namespace {
@@ -81,8 +82,14 @@ Operator::Operator(const c10::OperatorHandle& op, HostKernel host) : handle(op),
 
 void call_host(const Operator& op, torch::jit::Stack* stack) {
   c10::impl::ExcludeDispatchKeyGuard below(kAbove);
-  if (op.host) return op.host(op.handle, stack);
+  if (op.host) return op.host->callBoxed(op.handle, kHostKeys, stack);
   op.handle.redispatchBoxed(kHostKeys, stack);
+}
+
+void set_generator(const Operator& op, const at::Generator& host, torch::jit::Stack* stack) {
+  const size_t first = stack->size() - op.arguments;
+  for (const auto& arg : op.special)
+    if (arg.kind == ArgKind::Generator) (*stack)[first + arg.index] = host;
 }
 
 Call::Call(const Operator& op, torch::jit::Stack* stack) : op_(op), stack_(stack) {}
@@ -193,11 +200,11 @@ void route(const Operator& op, torch::jit::Stack* stack) {
   if (device != here) guard.reset_device(c10::Device(kNpu, device));
   aclrtStream stream = current_stream(device);
   if (C10_UNLIKELY(aloftStreamIsCapturing(stream))) return record(op, call, stream, stack);
+  std::optional<DrawFrom> draw;
   if (op.random) {
-    const size_t first = stack->size() - op.arguments;
     const at::Generator host = host_generator(npu_generator(call.generator(), c10::Device(kNpu, device)));
-    for (const auto& arg : op.special)
-      if (arg.kind == ArgKind::Generator) (*stack)[first + arg.index] = host;
+    set_generator(op, host, stack);
+    draw.emplace(host);
   }
   {
     Turn turn(stream, op.name);

@@ -17,8 +17,8 @@ struct Arg {
   bool written;
 };
 
-// Runs in place of the operator's CPU kernel, on CPU tensors. Registered for operators that have none.
-using HostKernel = void (*)(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+// Runs in place of the operator's CPU kernel, on CPU tensors. Null: torch has the kernel.
+using HostKernel = const c10::KernelFunction*;
 
 // What the route has to know of an operator, worked out once from its schema.
 struct Operator {
@@ -39,6 +39,9 @@ struct Operator {
 
 // Calls the CPU kernel of `op` (or its stand-in) with the CPU tensors on the stack.
 void call_host(const Operator& op, torch::jit::Stack* stack);
+
+// Puts `host` in the place of the generator argument, if there is one.
+void set_generator(const Operator& op, const at::Generator& host, torch::jit::Stack* stack);
 
 // The boxed kernel.
 void route(const Operator& op, torch::jit::Stack* stack);

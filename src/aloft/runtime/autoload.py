@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
-import os
 
-_LIBRARY = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "lib", "libaloft_torch.so")
+from aloft.runtime.choice import library_folder
+
 _operators: int | None = None
 
 
@@ -38,7 +38,7 @@ def install() -> None:
     global _operators
     if _operators is not None or not virtual():
         return
-    library = ctypes.CDLL(os.environ.get("ALOFT_TORCH_LIBRARY") or _LIBRARY, mode=ctypes.RTLD_GLOBAL)
+    library = ctypes.CDLL(str(library_folder() / "libaloft_torch.so"), mode=ctypes.RTLD_GLOBAL)
     reason = ctypes.c_char_p()
     count = library.aloftTorchInstall(ctypes.byref(reason))
     if count < 0:
