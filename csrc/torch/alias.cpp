@@ -22,15 +22,14 @@ c10::TypedOperatorHandle<F> npu_operator(const char* name, const char* overload 
 }
 
 at::Tensor format_cast(const at::Tensor& npu, int64_t format) {
-  static const auto cast = npu_operator<at::Tensor(const at::Tensor&, int64_t, std::optional<int64_t>,
-                                                   std::optional<int64_t>)>("npu::npu_format_cast");
+  static const auto cast =
+      npu_operator<at::Tensor(const at::Tensor&, int64_t, std::optional<int64_t>, std::optional<int64_t>)>(
+          "npu::npu_format_cast");
   return cast.call(npu, format, std::nullopt, std::nullopt);
 }
 
 // Bytes from the first element to the end of the last one.
-size_t extent(const at::Tensor& t) {
-  return at::detail::computeStorageNbytes(t.sizes(), t.strides(), t.itemsize());
-}
+size_t extent(const at::Tensor& t) { return at::detail::computeStorageNbytes(t.sizes(), t.strides(), t.itemsize()); }
 
 }  // namespace
 
@@ -64,8 +63,8 @@ at::Tensor plain_copy(const at::Tensor& npu, int64_t format) {
 }
 
 at::Tensor view_over(const c10::Storage& storage, c10::DispatchKeySet keys, const at::Tensor& like) {
-  at::Tensor view = at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(storage), keys,
-                                                             like.dtype());
+  at::Tensor view =
+      at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(storage), keys, like.dtype());
   auto* impl = view.unsafeGetTensorImpl();
   impl->set_sizes_and_strides(like.sizes(), like.strides(), like.storage_offset());
   if (like.is_conj()) impl->_set_conj(true);
@@ -84,8 +83,8 @@ at::Tensor cpu_view(const at::Tensor& npu, c10::StorageImpl* storage) {
         c10::DataPtr(const_cast<void*>(from->data()), c10::Device(c10::DeviceType::CPU)), labelled_allocator(),
         /*resizable=*/true));
   }
-  at::Tensor view = at::detail::make_tensor<c10::TensorImpl>(
-      std::move(memory), c10::DispatchKeySet(c10::DispatchKey::CPU), npu.dtype());
+  at::Tensor view = at::detail::make_tensor<c10::TensorImpl>(std::move(memory),
+                                                             c10::DispatchKeySet(c10::DispatchKey::CPU), npu.dtype());
   auto* impl = view.unsafeGetTensorImpl();
   const auto* original = npu.unsafeGetTensorImpl();
   impl->set_sizes_and_strides(npu.sizes(), npu.strides(), npu.storage_offset());
@@ -188,8 +187,7 @@ void Views::resize(const at::Tensor& cpu, at::IntArrayRef sizes) {
     at::_ops::resize_::call(view.npu, c10::fromIntArrayRefSlow(sizes), std::nullopt);
     auto* storage = view.cpu.storage().unsafeGetStorageImpl();
     const auto& memory = view.npu.storage();
-    storage->set_data_ptr_noswap(
-        c10::DataPtr(const_cast<void*>(memory.data()), c10::Device(c10::DeviceType::CPU)));
+    storage->set_data_ptr_noswap(c10::DataPtr(const_cast<void*>(memory.data()), c10::Device(c10::DeviceType::CPU)));
     storage->set_nbytes(memory.nbytes());
     view.cpu.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, view.npu.strides(), view.npu.storage_offset());
   }
@@ -208,9 +206,9 @@ at::Tensor Views::original(const at::Tensor& cpu) const {
   const auto* storage = cpu.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
   for (const auto& view : views_)
     if (view.cpu.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() == storage)
-      return view_over(
-          view.plain.storage(),
-          view.plain.key_set().remove(c10::DispatchKey::Conjugate).remove(c10::DispatchKey::Negative), cpu);
+      return view_over(view.plain.storage(),
+                       view.plain.key_set().remove(c10::DispatchKey::Conjugate).remove(c10::DispatchKey::Negative),
+                       cpu);
   return {};
 }
 

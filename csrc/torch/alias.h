@@ -27,10 +27,10 @@ at::Tensor npu_like(const at::Tensor& like, c10::Device device);
 class Views {
  public:
   struct View {
-    at::Tensor npu;       // the caller's tensor
-    at::Tensor plain;     // what the view is over: `npu`, or its copy in a plain layout
+    at::Tensor npu;    // the caller's tensor
+    at::Tensor plain;  // what the view is over: `npu`, or its copy in a plain layout
     at::Tensor cpu;
-    int64_t format = 2;   // of `npu`
+    int64_t format = 2;  // of `npu`
     bool written = false;
     const void* memory = nullptr;  // of `plain`'s storage when the view was made
   };

@@ -15,10 +15,12 @@ at::Tensor batch_norm_elemt(const at::Tensor& input, const std::optional<at::Ten
 at::Tensor& batch_norm_elemt_out(const at::Tensor& input, const std::optional<at::Tensor>& weight,
                                  const std::optional<at::Tensor>& bias, const at::Tensor& mean,
                                  const at::Tensor& invstd, double eps, at::Tensor& out);
-std::tuple<at::Tensor, at::Tensor> batch_norm_gather_stats_with_counts(
-    const at::Tensor& input, const at::Tensor& mean, const at::Tensor& invstd,
-    const std::optional<at::Tensor>& running_mean, const std::optional<at::Tensor>& running_var, double momentum,
-    double eps, const at::Tensor& counts);
+std::tuple<at::Tensor, at::Tensor> batch_norm_gather_stats_with_counts(const at::Tensor& input, const at::Tensor& mean,
+                                                                       const at::Tensor& invstd,
+                                                                       const std::optional<at::Tensor>& running_mean,
+                                                                       const std::optional<at::Tensor>& running_var,
+                                                                       double momentum, double eps,
+                                                                       const at::Tensor& counts);
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> batch_norm_backward_reduce(
     const at::Tensor& grad, const at::Tensor& input, const at::Tensor& mean, const at::Tensor& invstd,
     const std::optional<at::Tensor>& weight, bool input_grad, bool weight_grad, bool bias_grad);

@@ -151,7 +151,8 @@ void record(const Operator& op, Call& call, aclrtStream stream, torch::jit::Stac
   std::vector<Output> outputs;
   torch::jit::Stack results;
   if (!run_meta(op, &meta)) {
-    TORCH_CHECK(only_written_results(op), op.name, " cannot be captured in a graph: the shape of its result "
+    TORCH_CHECK(only_written_results(op), op.name,
+                " cannot be captured in a graph: the shape of its result "
                 "depends on data, or is not known without computing it");
     for (size_t i = 0; i < op.returns; ++i) {
       // Results that are written arguments come in the order of those arguments.
@@ -180,8 +181,7 @@ void record(const Operator& op, Call& call, aclrtStream stream, torch::jit::Stac
         }
         if (at::Tensor base = stand_ins.base_of(t); base.defined()) {
           at::Tensor known = call.views().original(base);
-          if (known.defined())
-            return view_over(known.storage(), known.key_set(), t);
+          if (known.defined()) return view_over(known.storage(), known.key_set(), t);
         }
         at::Tensor created = npu_like(t, call.device());
         outputs.push_back(Output{i, at, cpu_view(created, nullptr)});

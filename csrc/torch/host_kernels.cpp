@@ -38,7 +38,8 @@ Tensor joined(std::initializer_list<Tensor> parts) {
 Tensor convolution(const Tensor& input, const Tensor& weight, const OptionalTensor& bias, SymIntArrayRef stride,
                    SymIntArrayRef padding, SymIntArrayRef dilation, bool transposed, SymIntArrayRef output_padding,
                    SymInt groups) {
-  return at::_ops::convolution::call(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups);
+  return at::_ops::convolution::call(input, weight, bias, stride, padding, dilation, transposed, output_padding,
+                                     groups);
 }
 
 std::tuple<Tensor, Tensor, Tensor> convolution_backward(const Tensor& grad, const Tensor& input, const Tensor& weight,
@@ -174,9 +175,8 @@ std::tuple<Tensor, Tensor, Tensor> lstm_cell_backward(const OptionalTensor& grad
     grad_cell = *grad_hy * out * (1 - squashed * squashed);
   }
   if (grad_cy && grad_cy->defined()) grad_cell = grad_cell + *grad_cy;
-  const Tensor grad_gates = at::_ops::cat::call(
-      std::vector<Tensor>{grad_cell * cell * in * (1 - in), grad_cell * cx * forget * (1 - forget),
-                          grad_cell * in * (1 - cell * cell), grad_out * out * (1 - out)});
+  const Tensor grad_gates = joined({grad_cell * cell * in * (1 - in), grad_cell * cx * forget * (1 - forget),
+                                    grad_cell * in * (1 - cell * cell), grad_out * out * (1 - out)});
   return {grad_gates, grad_cell * forget, has_bias ? grad_gates.sum(0) : Tensor()};
 }
 

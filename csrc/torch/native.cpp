@@ -14,9 +14,9 @@ namespace {
 using Fits = bool (*)(const c10::IValue* arguments);
 
 struct Native {
-  std::string_view op;                     // with its overload, as the dispatcher prints it
-  std::vector<const char*> aclnn;          // what torch_npu's adapter calls
-  Fits fits;                               // null: any arguments
+  std::string_view op;             // with its overload, as the dispatcher prints it
+  std::vector<const char*> aclnn;  // what torch_npu's adapter calls
+  Fits fits;                       // null: any arguments
 };
 
 const std::vector<Native>& natives() {

@@ -16,10 +16,30 @@ namespace {
 
 // Operators that take CPU tensors beside NPU tensors: indices and lengths that the host reads anyway.
 constexpr std::string_view kHostTensorOperators[] = {
-    "copy_", "_copy_from", "_copy_from_and_resize", "copy_memory_", "index", "index_put", "index_put_",
-    "_index_put_impl_", "_unsafe_index", "_pack_padded_sequence", "_pad_packed_sequence", "_ctc_loss",
-    "_ctc_loss_backward", "tensor_split", "_foreach_copy_", "segment_reduce", "_segment_reduce_backward", "where",
-    "histogramdd", "_fused_adam_", "_fused_adamw_", "_fused_sgd_", "repeat_interleave", "masked_scatter_",
+    "copy_",
+    "_copy_from",
+    "_copy_from_and_resize",
+    "copy_memory_",
+    "index",
+    "index_put",
+    "index_put_",
+    "_index_put_impl_",
+    "_unsafe_index",
+    "_pack_padded_sequence",
+    "_pad_packed_sequence",
+    "_ctc_loss",
+    "_ctc_loss_backward",
+    "tensor_split",
+    "_foreach_copy_",
+    "segment_reduce",
+    "_segment_reduce_backward",
+    "where",
+    "histogramdd",
+    "_fused_adam_",
+    "_fused_adamw_",
+    "_fused_sgd_",
+    "repeat_interleave",
+    "masked_scatter_",
     "one_hot",
 };
 
@@ -194,8 +214,8 @@ void route(const Operator& op, torch::jit::Stack* stack) {
   Call call(op, stack);
   call.to_host();
   const c10::DeviceIndex here = current_device();
-  const c10::DeviceIndex device = call.views().empty() ? (call.on_device() ? call.device().index() : here)
-                                                        : call.views().device().index();
+  const c10::DeviceIndex device =
+      call.views().empty() ? (call.on_device() ? call.device().index() : here) : call.views().device().index();
   c10::OptionalDeviceGuard guard;
   if (device != here) guard.reset_device(c10::Device(kNpu, device));
   aclrtStream stream = current_stream(device);
