@@ -272,8 +272,19 @@ void detail::run_parallel(int64_t count, int64_t grain, void (*body)(void*, int6
   if (grain < 1) grain = 1;
   const int threads = num_threads();
   if (inside_loop || threads == 1 || count <= grain) return body(context, 0, count);
-  const int64_t grains = (count + grain - 1) / grain, most = int64_t{threads} * kRangesPerThread;
-  const int64_t range = (grains + most - 1) / most * grain, ranges = (count + range - 1) / range;
+  // Of 4, 3, 2 or 1 ranges for each thread, the finest cut that gives the busiest thread least to do.
+  const int64_t grains = (count + grain - 1) / grain;
+  int64_t range = grains, ranges = 1, least = INT64_MAX;
+  for (int each = kRangesPerThread; each >= 1; --each) {
+    const int64_t size = (grains + each * threads - 1) / (each * threads), pieces = (grains + size - 1) / size;
+    const int64_t busiest = (pieces + threads - 1) / threads * size;
+    if (busiest < least) {
+      least = busiest;
+      range = size;
+      ranges = pieces;
+    }
+  }
+  range *= grain;
   Pool& p = pool();
   std::unique_lock<std::mutex> hold(p.busy, std::try_to_lock);
   if (!hold.owns_lock()) return body(context, 0, count);
