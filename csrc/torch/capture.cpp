@@ -183,6 +183,8 @@ void record(const Operator& op, Call& call, aclrtStream stream, torch::jit::Stac
           at::Tensor known = call.views().original(base);
           if (known.defined()) return view_over(known.storage(), known.key_set(), t);
         }
+        TORCH_CHECK(call.on_device(), op.name,
+                    " brings data to the host: that is not permitted while a graph is being captured");
         at::Tensor created = npu_like(t, call.device());
         outputs.push_back(Output{i, at, cpu_view(created, nullptr)});
         return created;

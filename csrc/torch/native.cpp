@@ -20,7 +20,9 @@ struct Native {
 };
 
 const std::vector<Native>& natives() {
-  static const std::vector<Native> table = {};
+  static const std::vector<Native> table = {
+      {"scaled_dot_product_attention", {"aclnnFlashAttentionScore", "aclnnFlashAttentionScoreGrad"}, nullptr},
+  };
   return table;
 }
 
@@ -28,6 +30,19 @@ bool exported(const char* name) {
   // The library torch_npu looks its operators up in: mapped at start-up, found by its name.
   static void* opapi = dlopen("libopapi.so", RTLD_LAZY | RTLD_NOLOAD);
   return opapi && dlsym(opapi, (std::string(name) + "GetWorkspaceSize").c_str());
+}
+
+// The entry for `name` whose functions are all there.
+const Native* find(const c10::OperatorName& operator_name) {
+  std::string name = operator_name.name.substr(6);
+  if (!operator_name.overload_name.empty()) name += "." + operator_name.overload_name;
+  for (const auto& native : natives()) {
+    if (native.op != name) continue;
+    for (const char* function : native.aclnn)
+      if (!exported(function)) return nullptr;
+    return &native;
+  }
+  return nullptr;
 }
 
 class NativeOrRoute final : public c10::OperatorKernel {
@@ -48,16 +63,15 @@ class NativeOrRoute final : public c10::OperatorKernel {
 
 }  // namespace
 
+bool stays_native(const c10::OperatorName& name) {
+  const Native* native = find(name);
+  return native && !native->fits;
+}
+
 c10::KernelFunction native_or_route(const c10::OperatorHandle& op, HostKernel host) {
-  std::string name = op.operator_name().name.substr(6);
-  if (!op.operator_name().overload_name.empty()) name += "." + op.operator_name().overload_name;
-  for (const auto& native : natives()) {
-    if (native.op != name) continue;
-    bool all = true;
-    for (const char* function : native.aclnn) all = all && exported(function);
-    if (!all) break;
-    if (!native.fits) return {};
-    return c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<NativeOrRoute>(op, host, native.fits));
+  if (const Native* native = find(op.operator_name())) {
+    if (!native->fits) return {};
+    return c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<NativeOrRoute>(op, host, native->fits));
   }
   return c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<RouteKernel>(op, host));
 }

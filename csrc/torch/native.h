@@ -8,6 +8,9 @@ namespace aloft::torch_route {
 
 // The kernel to register for `op`: the route; or one that asks per call whether the native kernel can take
 // the arguments, with the route behind it; or an invalid one when the native kernel always can.
+// True when libopapi has all that torch_npu's own kernel for `name` calls, for any arguments.
+bool stays_native(const c10::OperatorName& name);
+
 c10::KernelFunction native_or_route(const c10::OperatorHandle& op, HostKernel host);
 
 }  // namespace aloft::torch_route

@@ -228,7 +228,8 @@ void route(const Operator& op, torch::jit::Stack* stack) {
   }
   {
     Turn turn(stream, op.name);
-    ResultsOnDevice adopt(!turn.holds_worker());  // an allocation may have to wait for the device
+    // An allocation may have to wait for the device, and results may belong elsewhere.
+    ResultsOnDevice adopt(!turn.holds_worker() && call.on_device() && call.device().index() == device);
     call_host(op, stack);
   }
   call.to_device();
