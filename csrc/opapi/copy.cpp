@@ -112,20 +112,8 @@ ALOFT_ACLNN(Cast, (const aclTensor* self, int dtype, const aclTensor* result), (
 }
 
 ALOFT_ACLNN(InplaceZero, (const aclTensor* self), (self)) {
-  const Tensor To = out("selfRef", self, Layout::Any);
   const float zero = 0;
-  if (is_internal(To.format)) {  // zero in every layout: the physical array, padding included
-    Tensor whole = To;
-    whole.ndim = To.storage_ndim;
-    int64_t stride = 1;
-    for (int i = whole.ndim - 1; i >= 0; --i) {
-      whole.sizes[i] = To.storage[i];
-      whole.strides[i] = stride;
-      stride *= To.storage[i];
-    }
-    return plan_fill(whole, &zero, DType::F32);
-  }
-  return plan_fill(To, &zero, DType::F32);
+  return plan_fill(out("selfRef", self), &zero, DType::F32);
 }
 
 ALOFT_ACLNN(InplaceOne, (const aclTensor* self), (self)) {

@@ -1,12 +1,154 @@
-// The legacy operator door: operators by type name, with descriptors instead of aclTensor.
-#include "acl/desc.h"
+// The legacy operator door: operators by type name, with descriptors instead of aclTensor. torch_npu comes here
+// for what has no aclnn function; of these only the ones below exist, everything else fails by name.
+#include "acl/acl_op_compiler/legacy.h"
+
+#include <cstdarg>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <utility>
+
 #include "acl/launch.h"
+
+namespace aloft {
+namespace legacy {
+
+int64_t Operand::elements() const {
+  int64_t n = 1;
+  for (const int64_t d : storage_dims) n *= d;
+  return n;
+}
+
+size_t Operand::item() const {
+  switch (dtype) {
+    case DType::I8:
+    case DType::U8:
+    case DType::Bool:
+    case DType::HiF8:
+    case DType::F8E5M2:
+    case DType::F8E4M3:
+      return 1;
+    case DType::F16:
+    case DType::BF16:
+    case DType::I16:
+    case DType::U16:
+      return 2;
+    case DType::F32:
+    case DType::I32:
+    case DType::U32:
+      return 4;
+    case DType::I64:
+    case DType::U64:
+    case DType::F64:
+    case DType::C64:
+      return 8;
+    default:
+      return 0;
+  }
+}
+
+void refuse(const char* format, ...) {
+  char buffer[512];
+  va_list arguments;
+  va_start(arguments, format);
+  std::vsnprintf(buffer, sizeof buffer, format, arguments);
+  va_end(arguments);
+  throw Refused{buffer};
+}
+
+std::string shape_text(const std::vector<int64_t>& dims) {
+  std::string text = "[";
+  for (size_t i = 0; i < dims.size(); ++i) text += (i ? ", " : "") + std::to_string(dims[i]);
+  return text + "]";
+}
+
+void need(const Call& call, size_t inputs, size_t outputs) {
+  if (call.inputs.size() != inputs || call.outputs.size() != outputs) {
+    refuse("it has %zu inputs and %zu outputs, %zu and %zu were expected", call.inputs.size(), call.outputs.size(),
+           inputs, outputs);
+  }
+}
+
+int64_t int_attr(const Call& call, const char* name, int64_t otherwise) {
+  if (!call.attr) return otherwise;
+  const auto it = call.attr->ints.find(name);
+  return it == call.attr->ints.end() ? otherwise : it->second;
+}
+
+double float_attr(const Call& call, const char* name, double otherwise) {
+  if (!call.attr) return otherwise;
+  const auto it = call.attr->floats.find(name);
+  return it == call.attr->floats.end() ? otherwise : static_cast<double>(it->second);
+}
+
+namespace {
+
+struct Entry {
+  const char* type;
+  Work (*plan)(const Call&);
+};
+constexpr Entry kOperators[] = {
+    {"Identity", format_cast},      {"TransData", format_cast}, {"Swish", swish},
+    {"LayerNormV3", layer_norm_v3}, {"Transpose", transpose},   {"ZerosLike", zeros_like},
+};
+
+Operand read(const char* role, int index, const aclTensorDesc* desc, const aclDataBuffer* buffer) {
+  if (!desc || !buffer) refuse("%s %d has no descriptor or no buffer", role, index);
+  Operand o;
+  o.dtype = desc->dtype;
+  o.dims = desc->dims;
+  o.format = desc->format;
+  o.storage_dims = desc->storage_dims;
+  o.storage_format = desc->storage_format;
+  o.host = desc->placement != 0;
+  o.data = static_cast<char*>(buffer->data);
+  o.bytes = buffer->size;
+  if (!o.item()) refuse("%s %d has the dtype %d, which is not supported", role, index, static_cast<int>(o.dtype));
+  const uint64_t wanted = static_cast<uint64_t>(o.elements()) * o.item();
+  if (o.bytes < wanted || (wanted && !o.data)) {
+    refuse("%s %d has %llu bytes, its shape %s needs %llu", role, index, static_cast<unsigned long long>(o.bytes),
+           shape_text(o.storage_dims).c_str(), static_cast<unsigned long long>(wanted));
+  }
+  return o;
+}
+
+aclError report(const char* type, const char* text) {
+  const std::string full = std::string("the legacy operator ") + type + ": " + text;
+  return aloftFail(kOpFailure, full.c_str());
+}
+
+}  // namespace
+}  // namespace legacy
+}  // namespace aloft
 
 ALOFT_API aclError aclopCompileAndExecute(const char* type, int input_count, const aclTensorDesc* const input_descs[],
                                           const aclDataBuffer* const inputs[], int output_count,
                                           const aclTensorDesc* const output_descs[], aclDataBuffer* const outputs[],
                                           const aclopAttr* attr, int engine, int compile_type, const char* path,
                                           aclrtStream stream) {
-  aloftSetError("the legacy operator %s is not implemented by the virtual NPU", type ? type : "(null)");
-  return aloft::kOpFailure;
+  using namespace aloft::legacy;
+  if (!type) return report("(null)", "its type is a null pointer");
+  for (const Entry& entry : kOperators) {
+    if (std::strcmp(entry.type, type) != 0) continue;
+    try {
+      Call call{entry.type, {}, {}, attr};
+      for (int i = 0; i < input_count; ++i) call.inputs.push_back(read("input", i, input_descs[i], inputs[i]));
+      for (int i = 0; i < output_count; ++i) call.outputs.push_back(read("output", i, output_descs[i], outputs[i]));
+      Work work = entry.plan(call);
+      if (!work) return aloft::kOk;
+      return aloft::launch(stream, entry.type, [work = std::move(work), name = entry.type]() -> aclError {
+        try {
+          work();
+          return aloft::kOk;
+        } catch (const std::exception& error) {
+          return report(name, error.what());
+        }
+      });
+    } catch (const Refused& refused) {
+      return report(type, refused.text.c_str());
+    } catch (const std::exception& error) {
+      return report(type, error.what());
+    }
+  }
+  return report(type, "not implemented by the virtual NPU");
 }
