@@ -1,0 +1,134 @@
+"""The attention of one layer: write the new keys and values into the cache, attend over it.
+
+Two operators serve it: ``npu_fused_infer_attention_score`` within its documented limits, and
+``aloft.paged_attention`` for what lies outside of them (float32, soft cap, other head sizes). Which one is decided
+once, when the layer is built.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from vllm.v1.attention.backend import AttentionImpl, AttentionType
+
+from aloft.attention.metadata import AloftAttentionMetadata
+from aloft.errors import UnsupportedFeature
+
+# torch_npu operator contracts, fused attention, packed (TND) layout: head sizes; sparse modes and mask
+_FUSED_HEAD_SIZES = (64, 128)
+_CAUSAL, _BAND = 3, 4
+_MASK_SIZE = 2048
+_EVERYTHING = 2147483647
+
+
+@functools.lru_cache(maxsize=8)
+def causal_mask(device: torch.device) -> torch.Tensor:
+    """The compressed mask of the sparse modes: int8 ``[2048, 2048]``, 1 (hidden) strictly above the diagonal."""
+    return torch.ones(_MASK_SIZE, _MASK_SIZE, dtype=torch.int8).triu_(1).to(device)
+
+
+def fused_serves(dtype: torch.dtype, head_size: int, num_heads: int, num_kv_heads: int, soft_cap: float) -> bool:
+    """Whether the fused operator's documented limits cover this attention."""
+    if soft_cap or head_size not in _FUSED_HEAD_SIZES or num_heads > 256 or num_heads // num_kv_heads > 64:
+        return False
+    return dtype == torch.bfloat16 or (dtype == torch.float16 and num_heads == num_kv_heads)
+
+
+class AloftAttentionImpl(AttentionImpl[AloftAttentionMetadata]):
+    """Grouped-query attention of one layer."""
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_size: int,
+        scale: float,
+        num_kv_heads: int | None = None,
+        alibi_slopes: list[float] | None = None,
+        sliding_window: int | None = None,
+        kv_cache_dtype: str = "auto",
+        logits_soft_cap: float | None = None,
+        attn_type: str = AttentionType.DECODER,
+        kv_sharing_target_layer_name: str | None = None,
+        sinks: torch.Tensor | None = None,
+    ) -> None:
+        if alibi_slopes is not None:
+            raise UnsupportedFeature("aloft does not support ALiBi attention yet.")
+        if attn_type != AttentionType.DECODER:
+            raise UnsupportedFeature(f"aloft supports decoder attention only, not {attn_type}.")
+        if sinks is not None:
+            raise UnsupportedFeature("aloft does not support attention sinks yet.")
+        self.num_heads = num_heads
+        self.head_size = head_size
+        self.scale = float(scale)
+        self.num_kv_heads = num_kv_heads or num_heads
+        self.sliding_window = sliding_window
+        self.kv_cache_dtype = kv_cache_dtype
+        self.soft_cap = float(logits_soft_cap or 0.0)
+        self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
+        self.window_left = -1 if sliding_window is None else sliding_window - 1
+
+    def forward(
+        self,
+        layer: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: tuple[torch.Tensor, torch.Tensor],
+        attn_metadata: AloftAttentionMetadata | None,
+        output: torch.Tensor,
+        output_scale: torch.Tensor | None = None,
+        output_block_scale: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """query ``[T, Hq, D]``, key and value ``[T, Hkv, D]``, caches ``[nb, bs, Hkv, D]``; writes and returns output."""
+        assert output_scale is None and output_block_scale is None
+        if attn_metadata is None:  # memory profiling: no cache yet
+            return output.zero_()
+        key_cache, value_cache = kv_cache
+        if self.kv_sharing_target_layer_name is None and key is not None:
+            torch.ops.npu.npu_scatter_pa_kv_cache(
+                key.contiguous(),
+                value.contiguous(),
+                key_cache,
+                value_cache,
+                attn_metadata.slot_mapping,
+                cache_mode="Norm",
+            )
+        if fused_serves(query.dtype, self.head_size, self.num_heads, self.num_kv_heads, self.soft_cap):
+            return output.copy_(self._fused(query, key_cache, value_cache, attn_metadata))
+        return output.copy_(
+            torch.ops.aloft.paged_attention(
+                query,
+                key_cache,
+                value_cache,
+                attn_metadata.block_table,
+                attn_metadata.cu_query_lens,
+                attn_metadata.kv_lens,
+                self.scale,
+                self.window_left,
+                self.soft_cap,
+            )
+        )
+
+    def _fused(
+        self, query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, metadata: AloftAttentionMetadata
+    ) -> torch.Tensor:
+        window = self.window_left
+        return torch.ops.npu.npu_fused_infer_attention_score(
+            query,
+            key_cache.flatten(2),
+            value_cache.flatten(2),
+            atten_mask=causal_mask(query.device),
+            actual_seq_lengths=metadata.cu_query_lens,
+            actual_seq_lengths_kv=metadata.kv_lens,
+            block_table=metadata.block_table,
+            num_heads=self.num_heads,
+            num_key_value_heads=self.num_kv_heads,
+            scale=self.scale,
+            input_layout="TND",
+            block_size=metadata.block_size,
+            sparse_mode=_CAUSAL if window < 0 else _BAND,
+            pre_tokens=_EVERYTHING if window < 0 else window,
+            next_tokens=0,
+        )[0]

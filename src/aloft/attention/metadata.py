@@ -1,0 +1,50 @@
+"""What one step tells every attention layer of a KV cache group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from vllm.v1.attention.backend import AttentionMetadata, AttentionMetadataBuilder, CommonAttentionMetadata
+from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheSpec
+
+
+@dataclass(slots=True)
+class AloftAttentionMetadata(AttentionMetadata):
+    """Lengths on the host (the operators take integer lists), block table and slots on the device.
+
+    num_tokens: T, tokens of the step. cu_query_lens: running total of query tokens, one entry per sequence, no
+    leading 0, last entry T. kv_lens: tokens in the cache per sequence, this step's included. block_table: int32
+    ``[B, max_blocks]``. slot_mapping: ``[T]``, block * block_size + offset of each token.
+    """
+
+    num_tokens: int
+    cu_query_lens: list[int]
+    kv_lens: list[int]
+    block_table: torch.Tensor
+    slot_mapping: torch.Tensor
+    block_size: int
+
+
+class AloftMetadataBuilder(AttentionMetadataBuilder[AloftAttentionMetadata]):
+    """Builds the metadata from host copies only; never reads the device."""
+
+    def __init__(self, kv_cache_spec: KVCacheSpec, layer_names: list[str], vllm_config: Any, device: torch.device):
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        assert isinstance(kv_cache_spec, AttentionSpec)
+        self.block_size = kv_cache_spec.block_size
+
+    def build(
+        self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
+    ) -> AloftAttentionMetadata:
+        common = common_attn_metadata
+        assert common.seq_lens_cpu_upper_bound is not None
+        return AloftAttentionMetadata(
+            num_tokens=common.num_actual_tokens,
+            cu_query_lens=common.query_start_loc_cpu[1 : common.num_reqs + 1].tolist(),
+            kv_lens=common.seq_lens_cpu_upper_bound[: common.num_reqs].tolist(),
+            block_table=common.block_table_tensor,
+            slot_mapping=common.slot_mapping,
+            block_size=self.block_size,
+        )

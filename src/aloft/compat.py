@@ -1,0 +1,88 @@
+"""Everything aloft touches in vLLM beyond its documented plugin hooks, in one place.
+
+``TOUCHED`` lists each internal name with the reason; a test resolves all of them, so an upgrade of vLLM shows at
+once what has moved. No module of aloft patches vLLM.
+"""
+
+from __future__ import annotations
+
+import importlib
+from importlib import metadata
+
+from aloft.errors import UnsupportedVersion
+
+SUPPORTED = ("0.32.",)
+
+# "module:qualified.name" -> why aloft needs it
+TOUCHED: dict[str, str] = {
+    "vllm.v1.worker.worker_base:WorkerBase": "base class of the worker",
+    "vllm.v1.worker.worker_base:CompilationTimes": "return value of compile_or_warm_up_model",
+    "vllm.v1.worker.gpu_input_batch:InputBatch": "persistent batch, sampling metadata",
+    "vllm.v1.worker.gpu_input_batch:CachedRequestState": "per-request state",
+    "vllm.v1.worker.gpu_input_batch:InputBatch.update_async_output_token_ids": "penalties under async scheduling",
+    "vllm.v1.worker.gpu_input_batch:InputBatch.set_async_sampled_token_ids": "penalties under async scheduling",
+    "vllm.v1.worker.block_table:BlockTable": "rows of block ids (numpy)",
+    "vllm.v1.sample.sampler:Sampler": "logits processors, penalties, temperature",
+    "vllm.v1.sample.ops.topk_topp_sampler:random_sample": "seeded exponential sampling",
+    "vllm.v1.sample.logits_processor:build_logitsprocs": "built-in and custom logits processors",
+    "vllm.v1.sample.metadata:SamplingMetadata": "parameters of a sampling step",
+    "vllm.v1.outputs:ModelRunnerOutput": "result of a step",
+    "vllm.v1.outputs:AsyncModelRunnerOutput": "result of a step under async scheduling",
+    "vllm.v1.outputs:LogprobsTensors": "log-probabilities on the device",
+    "vllm.v1.outputs:SamplerOutput": "result of sampling",
+    "vllm.v1.outputs:EMPTY_MODEL_RUNNER_OUTPUT": "result of an empty step",
+    "vllm.v1.core.sched.output:SchedulerOutput": "what to run in a step",
+    "vllm.v1.kv_cache_interface:KVCacheConfig": "KV cache plan",
+    "vllm.v1.kv_cache_interface:AttentionSpec": "KV cache pages of a layer",
+    "vllm.v1.kv_cache_interface:UniformTypeKVCacheSpecs": "KV cache pages of mixed layers",
+    "vllm.v1.kv_cache_layout:KVCacheLayout": "physical layout we ask for",
+    "vllm.v1.attention.backend:AttentionBackend": "base class",
+    "vllm.v1.attention.backend:AttentionImpl": "base class",
+    "vllm.v1.attention.backend:AttentionMetadataBuilder": "base class",
+    "vllm.v1.attention.backend:CommonAttentionMetadata": "argument of the builder",
+    "vllm.v1.attention.backends.registry:register_backend": "registration",
+    "vllm.v1.attention.backends.utils:record_kv_cache_layout": "layout agreed with the planner",
+    "vllm.model_executor.custom_op:CustomOp.register_oot": "replacement of operators",
+    "vllm.model_executor.custom_op:PluggableLayer.register_oot": "replacement of layers",
+    "vllm.model_executor.custom_op:op_registry_oot": "guards against registering twice",
+    "vllm.model_executor.layers.linear:UnquantizedLinearMethod": "base of the NZ linear method",
+    "vllm.model_executor.layers.attention_layer_base:AttentionLayerBase": "layers that own a KV cache",
+    "vllm.model_executor.model_loader:get_model": "model construction and loading",
+    "vllm.forward_context:set_forward_context": "per-step context",
+    "vllm.forward_context:get_forward_context": "per-step context",
+    "vllm.config.vllm:get_layers_from_vllm_config": "layers by type",
+    "vllm.distributed.parallel_state:init_distributed_environment": "groups of size one",
+    "vllm.distributed.parallel_state:ensure_model_parallel_initialized": "groups of size one",
+    "vllm.utils.torch_utils:set_random_seed": "engine seed",
+    "vllm.config.kernel:IrOpPriorityConfig": "choice of IR implementations",
+    "vllm.ir:ops": "IR operators",
+}
+
+
+def check_version() -> str:
+    """The installed vLLM version.
+
+    Raises:
+        UnsupportedVersion: it is not one of the versions aloft was written for.
+    """
+    version = metadata.version("vllm")
+    if not version.startswith(SUPPORTED):
+        wanted = " or ".join(f"{prefix}x" for prefix in SUPPORTED)
+        raise UnsupportedVersion(f"aloft supports vLLM {wanted}, but {version} is installed.")
+    return version
+
+
+def resolve(name: str) -> object:
+    """The object a ``TOUCHED`` key names.
+
+    Raises:
+        UnsupportedVersion: this vLLM has no such name.
+    """
+    module, _, path = name.partition(":")
+    try:
+        found: object = importlib.import_module(module)
+        for part in path.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise UnsupportedVersion(f"vLLM {metadata.version('vllm')} has no {name} ({TOUCHED.get(name, 'internal')}).") from error
+    return found

@@ -1,0 +1,76 @@
+"""AloftConfig: what ``--additional-config`` means, parsed once into a frozen dataclass.
+
+Three classes of keys: known (fields of ``AloftConfig``); known from vllm-ascend but without effect (a warning says
+why); unknown (``ValueError`` naming the nearest valid key).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import logging
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from aloft.config_keys import WITHOUT_EFFECT
+
+logger = logging.getLogger("vllm.aloft.config")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AloftConfig:
+    """Settings of aloft beyond vLLM's own flags.
+
+    weight_nz_mode: which weights are packed into FRACTAL_NZ after loading: 0 none, 1 quantized ones, 2 all (default).
+    num_threads: host threads one engine may use for its kernels; 0 (default) shares the machine's cores between the
+        engines that live on it.
+    kv_cache_tokens: upper limit of the KV cache in tokens; 0 (default) takes what the requests can use
+        (``max_num_seqs`` x ``max_model_len``) within the memory budget.
+    """
+
+    weight_nz_mode: int = 2
+    num_threads: int = 0
+    kv_cache_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        if self.weight_nz_mode not in (0, 1, 2):
+            raise ValueError(f"additional_config weight_nz_mode must be 0, 1 or 2, not {self.weight_nz_mode!r}")
+        for name in ("num_threads", "kv_cache_tokens"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"additional_config {name} must be 0 or more, not {getattr(self, name)!r}")
+
+
+_TYPES = typing.get_type_hints(AloftConfig)
+KNOWN = frozenset(field.name for field in dataclasses.fields(AloftConfig))
+
+
+def parse(additional_config: Mapping[str, Any] | None) -> AloftConfig:
+    """The AloftConfig of an ``--additional-config`` mapping.
+
+    Raises:
+        ValueError: unknown key (the nearest valid one is named), wrong type, or value out of range.
+    """
+    values: dict[str, Any] = {}
+    for key, value in (additional_config or {}).items():
+        if key in KNOWN:
+            values[key] = _checked(key, value)
+        elif key in WITHOUT_EFFECT:
+            logger.warning("additional_config key %r has no effect with aloft: %s", key, WITHOUT_EFFECT[key])
+        else:
+            raise ValueError(_unknown(key))
+    return AloftConfig(**values)
+
+
+def _checked(key: str, value: Any) -> Any:
+    want = _TYPES[key]
+    if not isinstance(value, want) or (want is int and isinstance(value, bool)):
+        raise ValueError(f"additional_config {key} must be of type {want.__name__}, not {value!r}")
+    return value
+
+
+def _unknown(key: str) -> str:
+    near = difflib.get_close_matches(str(key), [*KNOWN, *WITHOUT_EFFECT], n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else f"valid keys: {', '.join(sorted(KNOWN))}"
+    return f"additional_config key {key!r} is unknown; {hint}"

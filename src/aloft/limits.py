@@ -1,0 +1,76 @@
+"""What aloft refuses at start: every vLLM feature it does not serve yet, one sentence each, naming the flag."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from aloft.errors import UnsupportedFeature
+
+if TYPE_CHECKING:
+    from vllm.config import ModelConfig, VllmConfig
+
+_PARALLEL = {
+    "tensor_parallel_size": "tensor parallelism",
+    "pipeline_parallel_size": "pipeline parallelism",
+    "data_parallel_size": "data parallelism",
+    "prefill_context_parallel_size": "prefill context parallelism",
+    "decode_context_parallel_size": "decode context parallelism",
+}
+
+
+def check(vllm_config: VllmConfig) -> None:
+    """Raises UnsupportedFeature for the first setting that aloft cannot serve."""
+    for sentence in refusals(vllm_config):
+        raise UnsupportedFeature(sentence)
+
+
+def refusals(config: VllmConfig) -> Iterator[str]:
+    """One sentence for every unsupported setting of a vLLM configuration."""
+    parallel = config.parallel_config
+    for name, words in _PARALLEL.items():
+        size = getattr(parallel, name, 1)
+        if size > 1:
+            yield f"aloft does not support {words} yet: --{name.replace('_', '-')} must be 1, not {size}."
+    for name in ("enable_expert_parallel", "enable_eplb", "enable_dbo", "enable_elastic_ep"):
+        if getattr(parallel, name, False):
+            yield f"aloft does not support --{name.replace('_', '-')} yet."
+    if config.lora_config is not None:
+        yield "aloft does not support LoRA yet: remove --enable-lora."
+    if config.speculative_config is not None:
+        yield "aloft does not support speculative decoding yet: remove --speculative-config."
+    if config.kv_transfer_config is not None:
+        yield "aloft does not support KV transfer yet: remove --kv-transfer-config."
+    if getattr(config, "ec_transfer_config", None) is not None:
+        yield "aloft does not support encoder-cache transfer yet: remove --ec-transfer-config."
+    if getattr(config, "watermark_config", None) is not None:
+        yield "aloft does not support watermarking yet: remove --watermark-config."
+    if config.cache_config.cache_dtype not in ("auto", "float16", "bfloat16", "float32"):
+        yield (
+            f"aloft does not support a quantized KV cache yet: --kv-cache-dtype must be auto, float16 or bfloat16, "
+            f"not {config.cache_config.cache_dtype}."
+        )
+    if config.model_config is not None:
+        yield from _model_refusals(config.model_config)
+
+
+def _model_refusals(model: ModelConfig) -> Iterator[str]:
+    if model.quantization is not None:
+        yield f"aloft does not support quantized weights yet: the model or --quantization asks for {model.quantization}."
+    if model.runner_type != "generate":
+        yield f"aloft does not support pooling models yet: --runner must be generate, not {model.runner_type}."
+    if model.enable_sleep_mode:
+        yield "aloft does not support sleep mode yet: remove --enable-sleep-mode."
+    if model.enable_prompt_embeds:
+        yield "aloft does not support prompt embeddings yet: remove --enable-prompt-embeds."
+    if model.is_encoder_decoder:
+        yield f"aloft does not support encoder-decoder models yet: --model {model.model} is one."
+    if model.is_multimodal_model:
+        yield (
+            f"aloft does not support multimodal models yet: --model {model.model} is one; "
+            "a text-only architecture can be chosen with --hf-overrides."
+        )
+    if model.use_mla:
+        yield f"aloft does not support multi-head latent attention yet: --model {model.model} uses it."
+    if model.is_hybrid or model.has_inner_state:
+        yield f"aloft does not support models with recurrent state yet: --model {model.model} is one."

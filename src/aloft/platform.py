@@ -1,0 +1,259 @@
+"""The platform vLLM sees: an out-of-tree device called ``npu``.
+
+vLLM imports this module while ``vllm.config`` is half initialised, so the module level imports little and every
+hook imports what it needs. ``Platform.__getattr__`` turns a missing name into ``None``; therefore every member
+without a usable default is defined here, even if only to refuse.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.logger import init_logger
+from vllm.platforms.interface import DeviceCapability, Platform, PlatformEnum
+
+from aloft.errors import PlatformUnavailable, UnsupportedFeature
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    from torch.distributed import PrefixStore, ProcessGroup
+    from vllm.config import VllmConfig
+    from vllm.config.kernel import IrOpPriorityConfig
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+logger = init_logger("vllm.aloft.platform")
+
+WORKER = "aloft.runner.worker.AloftWorker"
+DEFAULT_BLOCK_SIZE = 128
+
+
+class AloftPlatform(Platform):
+    """vLLM's view of an Ascend NPU, real or virtual: the same class and the same answers for both."""
+
+    _enum = PlatformEnum.OOT
+    device_name = "npu"
+    device_type = "npu"
+    dispatch_key = "PrivateUse1"
+    ray_device_key = "NPU"
+    dist_backend = "hccl"
+    device_control_env_var = "ASCEND_RT_VISIBLE_DEVICES"
+    ray_noset_device_env_vars: list[str] = ["RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES"]  # noqa: RUF012
+    simple_compile_backend = "eager"
+    supported_quantization: list[str] = []  # noqa: RUF012
+    additional_env_vars: list[str] = []  # noqa: RUF012
+
+    def __init__(self) -> None:
+        super().__init__()
+        _require_device()
+
+    # ---- capabilities -------------------------------------------------------------------------------------------
+
+    @property
+    def supported_dtypes(self) -> list[torch.dtype]:
+        return [torch.bfloat16, torch.float16, torch.float32]
+
+    @classmethod
+    def check_if_supports_dtype(cls, dtype: torch.dtype) -> None:
+        if dtype not in (torch.bfloat16, torch.float16, torch.float32):
+            raise ValueError(f"--dtype must be bfloat16, float16 or float32 on npu, not {dtype}.")
+
+    @classmethod
+    def get_device_capability(cls, device_id: int = 0) -> DeviceCapability | None:
+        return None
+
+    @classmethod
+    def get_device_name(cls, device_id: int = 0) -> str:
+        return torch.npu.get_device_name(device_id)
+
+    @classmethod
+    def get_device_uuid(cls, device_id: int = 0) -> str:
+        return f"npu-{cls.get_device_name(device_id)}-{device_id}"
+
+    @classmethod
+    def get_device_total_memory(cls, device_id: int = 0) -> int:
+        return torch.npu.get_device_properties(device_id).total_memory
+
+    @classmethod
+    def get_all_gpu_pci_bus_ids(cls) -> dict[int, str]:
+        raise UnsupportedFeature("aloft does not select network cards by PCI bus: unset VLLM_GPU_NIC_PCIE_MAPPING.")
+
+    @classmethod
+    def get_current_memory_usage(cls, device: torch.types.Device | None = None) -> float:
+        torch.npu.reset_peak_memory_stats(device)
+        return torch.npu.max_memory_allocated(device)
+
+    @classmethod
+    def num_compute_units(cls, device_id: int = 0) -> int:
+        properties = torch.npu.get_device_properties(device_id)
+        return getattr(properties, "cube_core_num", None) or getattr(properties, "multi_processor_count", None) or 1
+
+    @classmethod
+    def is_pin_memory_available(cls) -> bool:
+        return True
+
+    @classmethod
+    def inference_mode(cls) -> Any:
+        return torch.inference_mode(mode=True)
+
+    def is_sleep_mode_available(self) -> bool:
+        return False
+
+    @classmethod
+    def support_hybrid_kv_cache(cls) -> bool:
+        return True
+
+    @classmethod
+    def support_static_graph_mode(cls) -> bool:
+        return False
+
+    @classmethod
+    def opaque_attention_op(cls) -> bool:
+        return False
+
+    @classmethod
+    def check_runner_kv_caches_multi_layer(cls) -> None:
+        """Our runner keeps its caches by layer name, so several layers may share an index."""
+
+    @classmethod
+    def get_punica_wrapper(cls) -> str:
+        raise UnsupportedFeature("aloft does not support LoRA yet: remove --enable-lora.")
+
+    @classmethod
+    def get_device_communicator_cls(cls) -> str:
+        return "vllm.distributed.device_communicators.base_device_communicator.DeviceCommunicatorBase"
+
+    @classmethod
+    def stateless_init_device_torch_dist_pg(
+        cls, backend: str, prefix_store: PrefixStore, group_rank: int, group_size: int, timeout: timedelta
+    ) -> ProcessGroup:
+        raise UnsupportedFeature("aloft does not support elastic groups or weight transfer yet.")
+
+    # ---- device -------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def set_device(cls, device: torch.device) -> None:
+        torch.npu.set_device(device)
+
+    @classmethod
+    def synchronize(cls, device: torch.types.Device | None = None) -> None:
+        torch.npu.synchronize(device)
+
+    @classmethod
+    def empty_cache(cls) -> None:
+        torch.npu.empty_cache()
+
+    @classmethod
+    def manual_seed_all(cls, seed: int) -> None:
+        torch.npu.manual_seed_all(seed)
+
+    @classmethod
+    def graph_pool_handle(cls) -> Any:
+        return torch.npu.graph_pool_handle()
+
+    # ---- kernels ------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def import_kernels(cls) -> None:
+        """vLLM's compiled extensions do not exist here; the operators come with torch_npu and aloft."""
+
+    @classmethod
+    def import_ir_kernels(cls) -> None:
+        from aloft.layers import ir
+
+        ir.register()
+
+    @classmethod
+    def get_default_ir_op_priority(cls, vllm_config: VllmConfig) -> IrOpPriorityConfig:
+        from aloft.layers import ir
+
+        return ir.priority()
+
+    @classmethod
+    def register_triton_kernel_overrides(cls) -> None:
+        """Nothing to override: our runner reaches none of vLLM's Triton kernels."""
+
+    @classmethod
+    def get_attn_backend_cls(cls, selected_backend: Any, attn_selector_config: Any, num_heads: int | None = None) -> str:
+        from aloft import attention
+
+        return attention.select(selected_backend, attn_selector_config)
+
+    # ---- configuration ------------------------------------------------------------------------------------------
+
+    @classmethod
+    def pre_register_and_update(cls, parser: FlexibleArgumentParser | None = None) -> None:
+        from aloft import plugin
+
+        plugin.general()
+
+    @classmethod
+    def apply_config_platform_defaults(cls, vllm_config: VllmConfig) -> None:
+        from vllm.config import CompilationMode
+
+        compilation = vllm_config.compilation_config
+        if compilation.mode is None:
+            compilation.mode = CompilationMode.NONE
+        if all(base not in compilation.custom_ops for base in ("all", "none")):
+            compilation.custom_ops.append("all")
+
+    @classmethod
+    def check_and_update_config(cls, vllm_config: VllmConfig) -> None:
+        from vllm.config import CompilationMode, CUDAGraphMode
+
+        from aloft import config, limits, offline
+
+        config.parse(vllm_config.additional_config if isinstance(vllm_config.additional_config, dict) else None)
+        limits.check(vllm_config)
+        model = vllm_config.model_config
+        if model is not None:
+            offline.hub_offline(model.model, model.tokenizer)
+        parallel = vllm_config.parallel_config
+        if parallel.worker_cls == "auto":
+            parallel.worker_cls = WORKER
+        parallel.disable_custom_all_reduce = True
+        compilation = vllm_config.compilation_config
+        if compilation.mode not in (None, CompilationMode.NONE):
+            logger.warning_once("Compilation is not supported on npu; the model runs eagerly.")
+        compilation.mode = CompilationMode.NONE
+        compilation.cudagraph_mode = CUDAGraphMode.NONE
+        compilation.cudagraph_capture_sizes = []
+        compilation.max_cudagraph_capture_size = 0
+        cls._check_block_size(vllm_config)
+
+    @classmethod
+    def _check_block_size(cls, vllm_config: VllmConfig) -> None:
+        cache = vllm_config.cache_config
+        if cache is None:
+            return
+        if not cache.user_specified_block_size:
+            cache.block_size = DEFAULT_BLOCK_SIZE
+        elif cache.block_size % 16 or not 16 <= cache.block_size <= 256:
+            raise ValueError(f"--block-size must be a multiple of 16 from 16 to 256, not {cache.block_size}.")
+
+    @classmethod
+    def update_block_size_for_backend(cls, vllm_config: VllmConfig) -> None:
+        """The block size was settled in check_and_update_config; models that would change it are refused there."""
+
+    @classmethod
+    def register_custom_kv_cache_specs(cls, vllm_config: VllmConfig) -> None:
+        """vLLM's own KV cache specs are enough."""
+
+    @classmethod
+    def validate_request(cls, processed_inputs: Any, params: Any) -> None:
+        """Every sampling parameter vLLM accepts is served."""
+
+
+@functools.cache
+def _require_device() -> None:
+    try:
+        import torch_npu  # noqa: F401
+    except ImportError as error:
+        raise PlatformUnavailable(
+            f"aloft needs torch_npu and an NPU runtime, and importing torch_npu failed: {error}; `aloft doctor` explains."
+        ) from error
+    from aloft import compat
+
+    compat.check_version()

@@ -1,0 +1,122 @@
+"""How much of the device the KV cache gets, and one sentence when that is not enough."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from vllm.logger import init_logger
+from vllm.v1.kv_cache_interface import KVCacheSpec
+
+from aloft.errors import NotEnoughMemory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from vllm.config import ModelConfig, VllmConfig
+
+logger = init_logger("vllm.aloft.memory")
+
+_PROFILE_TOKENS = 16
+_GIB = float(1 << 30)
+
+
+def gib(num_bytes: float) -> str:
+    return f"{num_bytes / _GIB:.2f} GiB"
+
+
+def check_weights_fit(model: ModelConfig, device: torch.device) -> None:
+    """Raises NotEnoughMemory if the weight files of a local model are larger than the free device memory."""
+    needed = weight_bytes(model)
+    free, _ = torch.npu.mem_get_info(device)
+    if needed > free:
+        raise NotEnoughMemory(
+            f"The weights of {model.model} need {gib(needed)}, but {device} has {gib(free)} free; "
+            "use a smaller model or a narrower --dtype, or free device memory (virtual NPU: raise ALOFT_HBM_GIB)."
+        )
+
+
+def weight_bytes(model: ModelConfig) -> int:
+    """Bytes the weights of a local model take in the model's dtype; 0 if unknown (not local, or another format)."""
+    folder = Path(model.model)
+    files = list(folder.glob("*.safetensors")) if folder.is_dir() else []
+    if not files:
+        return 0
+    from safetensors import safe_open
+
+    elements = 0
+    for file in files:
+        with safe_open(os.fspath(file), framework="np") as opened:
+            for name in opened.keys():  # noqa: SIM118  (not a dict)
+                count = 1
+                for size in opened.get_slice(name).get_shape():
+                    count *= size
+                elements += count
+    return elements * torch.empty(0, dtype=model.dtype).element_size()
+
+
+def kv_bytes_per_sequence(specs: dict[str, KVCacheSpec], vllm_config: VllmConfig) -> int:
+    """Bytes the KV cache of one sequence of ``max_model_len`` tokens takes."""
+    return sum(spec.max_memory_usage_bytes(vllm_config) for spec in specs.values())
+
+
+def available_for_kv(
+    vllm_config: VllmConfig,
+    specs: dict[str, KVCacheSpec],
+    device: torch.device,
+    profile: Callable[[int], None],
+    max_tokens_wanted: int,
+) -> int:
+    """Bytes for the KV cache: within the memory budget, and no more than the requests can use.
+
+    profile: runs the model over a number of tokens. max_tokens_wanted: a limit of the user's; 0 for none.
+
+    Raises:
+        NotEnoughMemory: the budget does not hold one sequence of ``max_model_len`` tokens.
+    """
+    cache = vllm_config.cache_config
+    free, total = torch.npu.mem_get_info(device)
+    one = kv_bytes_per_sequence(specs, vllm_config)
+    page = sum(spec.page_size_bytes for spec in specs.values())
+    if cache.kv_cache_memory_bytes is not None:
+        profile(_PROFILE_TOKENS)
+        if cache.kv_cache_memory_bytes > free:
+            raise NotEnoughMemory(
+                f"--kv-cache-memory-bytes asks for {gib(cache.kv_cache_memory_bytes)}, but {device} has {gib(free)} free."
+            )
+        return cache.kv_cache_memory_bytes
+    activations = activation_bytes(vllm_config, device, profile)
+    taken = total - free
+    budget = int(min(total * cache.gpu_memory_utilization - taken, free) - activations)
+    scheduler = vllm_config.scheduler_config
+    useful = scheduler.max_num_seqs * one + page  # and the null block
+    if max_tokens_wanted and specs:
+        block = next(iter(specs.values())).block_size
+        useful = min(useful, (-(-max_tokens_wanted // block) + 1) * page)
+    needed = one + page
+    fits_itself = vllm_config.model_config.original_max_model_len == -1 or cache.num_gpu_blocks_override
+    if specs and budget < needed and not fits_itself:
+        raise NotEnoughMemory(
+            f"The KV cache of one sequence of {vllm_config.model_config.max_model_len} tokens needs {gib(needed)}, but "
+            f"{gib(max(budget, 0))} of {device}'s {gib(total)} is left for it (in use {gib(taken)}, activations "
+            f"{gib(activations)}): lower --max-model-len or --max-num-batched-tokens, or raise --gpu-memory-utilization."
+        )
+    granted = min(budget, useful)
+    logger.info("KV cache: %s of the %s left on %s.", gib(granted), gib(budget), device)
+    return max(granted, 0)
+
+
+def activation_bytes(vllm_config: VllmConfig, device: torch.device, profile: Callable[[int], None]) -> int:
+    """Peak memory of a full step beyond the weights, scaled from a short measured one (activations are linear)."""
+    before = torch.npu.memory_allocated(device)
+    torch.npu.reset_peak_memory_stats(device)
+    profile(_PROFILE_TOKENS)
+    peak = torch.npu.max_memory_allocated(device) - before
+    scheduler = vllm_config.scheduler_config
+    logits = 4 * vllm_config.model_config.get_vocab_size()  # float32 logits of one row
+    per_token = max(peak - _PROFILE_TOKENS * logits // 2, 0) / _PROFILE_TOKENS
+    rows = min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
+    sampler = 4 * rows * logits  # logits, probabilities, noise and a sorted copy
+    return int(per_token * scheduler.max_num_batched_tokens + sampler)

@@ -1,0 +1,225 @@
+"""One step of the engine: update the batch, build the inputs, run the model, sample, hand over the tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from vllm.config import VllmConfig
+from vllm.config.vllm import get_layers_from_vllm_config
+from vllm.forward_context import set_forward_context
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+from vllm.model_executor.model_loader import get_model
+from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
+from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
+from vllm.v1.outputs import (
+    EMPTY_MODEL_RUNNER_OUTPUT,
+    AsyncModelRunnerOutput,
+    ModelRunnerOutput,
+    SamplerOutput,
+)
+from vllm.v1.sample.logits_processor import build_logitsprocs
+from vllm.v1.worker.gpu_input_batch import InputBatch
+
+from aloft.runner import grammar, kv, sampling, seeds
+from aloft.runner.inputs import InputBuilder, StepInputs
+from aloft.runner.logprobs import PromptLogprobs
+from aloft.runner.output import StepOutput
+from aloft.runner.requests import Requests
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass(slots=True)
+class _Executed:
+    """What ``execute_model`` leaves for ``sample_tokens``."""
+
+    step: SchedulerOutput
+    inputs: StepInputs
+    hidden_states: torch.Tensor
+    logits: torch.Tensor | None  # None: no row of the step samples
+
+
+class ModelRunner:
+    """Owns the model, the KV cache and the persistent batch of one device."""
+
+    def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
+        self.vllm_config = vllm_config
+        self.model_config = vllm_config.model_config
+        self.device = device
+        self.asynchronous = bool(vllm_config.scheduler_config.async_scheduling)
+        self.max_num_reqs = vllm_config.scheduler_config.max_num_seqs
+        self.max_num_tokens = vllm_config.scheduler_config.max_num_batched_tokens
+        self.sampler = sampling.AloftSampler(self.model_config.logprobs_mode)
+        self.model: nn.Module | None = None
+        self.kv_caches: dict[str, kv.KVCache] = {}
+        self.groups: list[tuple[Any, list[str]]] = []  # metadata builder and layer names of every KV cache group
+        self.executed: _Executed | None = None
+
+    # ---- start-up -----------------------------------------------------------------------------------------------
+
+    def load_model(self) -> None:
+        self.model = get_model(vllm_config=self.vllm_config)
+
+    def get_kv_cache_spec(self) -> dict[str, KVCacheSpec]:
+        specs, self.shared_layers = kv.layers_and_specs(self.vllm_config)
+        return specs
+
+    @torch.inference_mode()
+    def profile(self, num_tokens: int) -> None:
+        """A forward pass over ``num_tokens`` dummy tokens without KV cache, logits of every token included."""
+        ids = torch.zeros(num_tokens, dtype=torch.int32, device=self.device)
+        positions = torch.arange(num_tokens, dtype=torch.int64, device=self.device)
+        with set_forward_context(None, self.vllm_config, num_tokens=num_tokens, slot_mapping={}):
+            hidden = self._forward(ids, positions)
+        sampling.greedy(self._logits(hidden))
+        torch.npu.synchronize(self.device)
+
+    def initialize_kv_cache(self, config: KVCacheConfig) -> None:
+        """Allocates and binds the cache, and builds everything that depends on its plan."""
+        layers = get_layers_from_vllm_config(self.vllm_config, AttentionLayerBase)
+        shared = self.shared_layers
+        self.kv_caches = kv.allocate(config, self.device)
+        kv.bind(self.kv_caches, shared, layers)  # type: ignore[arg-type]
+        self.groups = []
+        for group in config.kv_cache_groups:
+            names = [*group.layer_names, *(name for name, target in shared.items() if target in group.layer_names)]
+            spec = kv.layer_spec(group.kv_cache_spec, names[0])
+            builder = layers[names[0]].get_attn_backend().get_builder_cls()
+            self.groups.append((builder(spec, names, self.vllm_config, self.device), names))
+        self._build_batch(config)
+
+    def _build_batch(self, config: KVCacheConfig) -> None:
+        model = self.model_config
+        custom = tuple(model.logits_processors or ())
+        processors = build_logitsprocs(self.vllm_config, self.device, True, False, custom)
+        builtin = type(processors).__name__ and sum(
+            type(p).__module__.startswith("vllm.v1.sample.logits_processor.") for p in processors.all
+        )
+        has_custom = builtin < sum(1 for _ in processors.all)
+        specs = [group.kv_cache_spec for group in config.kv_cache_groups]
+        self.batch = InputBatch(
+            max_num_reqs=self.max_num_reqs,
+            max_model_len=model.max_model_len,
+            max_num_batched_tokens=self.max_num_tokens,
+            device=self.device,
+            vocab_size=model.get_vocab_size(),
+            block_sizes=[spec.block_size for spec in specs],
+            max_num_blocks_per_req=[
+                spec.max_num_blocks_per_req(self.vllm_config, model.max_model_len) for spec in specs
+            ],
+            logitsprocs=processors,
+            logitsprocs_need_output_token_ids=has_custom,
+        )
+        prompt_logprobs = PromptLogprobs(model.get_vocab_size(), model.logprobs_mode, self._logits)
+        self.requests = Requests(self.batch, self.device, prompt_logprobs, has_custom)
+        self.inputs = InputBuilder(self.batch, self.max_num_tokens, self.device)
+
+    # ---- one step -----------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def execute_model(self, step: SchedulerOutput) -> ModelRunnerOutput | None:
+        """Runs the model over the scheduled tokens; the tokens are sampled by ``sample_tokens``."""
+        self.executed = None
+        kv.zero_blocks(self.kv_caches.values(), step.new_block_ids_to_zero or (), self.device)
+        kv.copy_blocks(self.kv_caches.values(), step.kv_cache_block_copies or (), self.device)
+        requests, batch = self.requests, self.batch
+        requests.update(step)
+        if not step.total_num_scheduled_tokens:
+            return EMPTY_MODEL_RUNNER_OUTPUT
+        counts = step.num_scheduled_tokens
+        scheduled = np.fromiter(map(counts.__getitem__, batch.req_ids), dtype=np.int32, count=batch.num_reqs)
+        inputs = self.inputs.build(scheduled, requests.sampled, requests.blocks_changed)
+        requests.blocks_changed = False
+        metadata: dict[str, Any] = {}
+        slots: dict[str, torch.Tensor] = {}
+        for (builder, names), common in zip(self.groups, inputs.common, strict=True):
+            metadata.update(dict.fromkeys(names, builder.build(0, common)))
+            slots.update(dict.fromkeys(names, common.slot_mapping))
+        with set_forward_context(metadata, self.vllm_config, num_tokens=inputs.num_tokens, slot_mapping=slots):
+            hidden = self._forward(inputs.input_ids, inputs.positions)
+        logits = None
+        if inputs.finishing.any():
+            wanted = hidden if inputs.logits_rows is None else hidden.index_select(0, inputs.logits_rows)
+            logits = self._logits(wanted)
+        self.executed = _Executed(step, inputs, hidden, logits)
+        return None
+
+    def _forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        assert self.model is not None
+        return self.model(input_ids=input_ids, positions=positions, intermediate_tensors=None, inputs_embeds=None)
+
+    def _logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        assert self.model is not None
+        return self.model.compute_logits(hidden_states)
+
+    @torch.inference_mode()
+    def sample_tokens(
+        self, grammar_output: GrammarOutput | None
+    ) -> ModelRunnerOutput | AsyncModelRunnerOutput | None:
+        """The tokens of the step ``execute_model`` ran; None if that failed."""
+        executed, self.executed = self.executed, None
+        if executed is None:
+            return None
+        batch, inputs = self.batch, executed.inputs
+        unfinished = np.flatnonzero(~inputs.finishing).tolist()
+        output = ModelRunnerOutput(req_ids=batch.req_ids.copy(), req_id_to_index=batch.req_id_to_index.copy())
+        output.prompt_logprobs_dict = self._prompt_logprobs(executed)
+        if executed.logits is None:
+            result = StepOutput(output, None, None, None, unfinished)
+            return result if self.asynchronous else result.get_output()
+        sampled = self._sample(executed.logits, grammar_output)
+        tokens = torch.empty(sampled.sampled_token_ids.shape, dtype=torch.int32, pin_memory=True)
+        tokens.copy_(sampled.sampled_token_ids, non_blocking=True)
+        logprobs = sampled.logprobs_tensors.to_cpu_nonblocking() if sampled.logprobs_tensors is not None else None
+        ready = torch.npu.Event()
+        ready.record()
+        rows = np.flatnonzero(inputs.finishing)
+        self.requests.sampled.add(sampled.sampled_token_ids, tokens, ready, rows, self.requests.tracked_rows())
+        result = StepOutput(output, tokens, logprobs, ready, unfinished)
+        return result if self.asynchronous else result.get_output()
+
+    def _sample(self, logits: torch.Tensor, grammar_output: GrammarOutput | None) -> SamplerOutput:
+        requests, metadata = self.requests, self.batch.sampling_metadata
+        if grammar_output is not None:
+            grammar.apply(grammar_output, self.batch.req_id_to_index, logits)
+        if not requests.fancy and sampling.is_plainly_greedy(metadata):
+            return sampling.greedy(logits)
+        if requests.tracked:
+            requests.sampled.settle(wait=True)
+        for generator, seed, position in requests.positions_of_seeded():
+            seeds.reseed(generator, seed, position)
+        return self.sampler(logits=logits, sampling_metadata=metadata)
+
+    def _prompt_logprobs(self, executed: _Executed) -> dict[str, Any]:
+        collector = self.requests.prompt_logprobs
+        if not collector.wanted:
+            return {}
+        row_of, counts = self.batch.req_id_to_index, executed.step.num_scheduled_tokens
+
+        def span(req_id: str) -> tuple[int, int, int] | None:
+            row = row_of.get(req_id)
+            if row is None:
+                return None
+            computed = int(self.batch.num_computed_tokens_cpu[row])
+            return int(executed.inputs.offsets[row]), computed, counts[req_id]
+
+        return collector.collect(executed.hidden_states, self.requests.states, span)
+
+    # ---- the rest -----------------------------------------------------------------------------------------------
+
+    def update_max_model_len(self, max_model_len: int) -> None:
+        self.model_config.max_model_len = max_model_len
+
+    def shutdown(self) -> None:
+        """Lets go of model and cache so that an engine in the user's own process returns its memory."""
+        for layer in get_layers_from_vllm_config(self.vllm_config, AttentionLayerBase).values():
+            layer.kv_cache = torch.empty(0)  # type: ignore[attr-defined]
+        self.kv_caches = {}
+        self.groups = []
+        self.model = None
+        self.executed = None
+        torch.npu.empty_cache()

@@ -1,0 +1,106 @@
+"""Tokens sampled but perhaps not yet on the host.
+
+Under asynchronous scheduling a step is prepared while the previous one's tokens are still on the device. They are
+written into the batch's token buffer as soon as their copy has arrived; until then the next step takes its input
+from the device tensor.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from vllm.v1.worker.gpu_input_batch import InputBatch
+
+PLACEHOLDER = -1
+
+
+@dataclass(slots=True)
+class _Pending:
+    device: torch.Tensor  # int32 [B, 1]
+    host: torch.Tensor  # int32 [B, 1]
+    ready: torch.Event | None
+    rows: np.ndarray  # rows that got a token
+    positions: np.ndarray  # where in the row it belongs
+    req_ids: list[str]  # of all rows
+    tracked: list[tuple[int, list[int], int]]  # row, output list, index of the placeholder
+    moved: bool = False  # rows of the batch have changed since
+
+
+class SampledTokens:
+    """The last steps' tokens, oldest first."""
+
+    def __init__(self, batch: InputBatch) -> None:
+        self.batch = batch
+        self.pending: deque[_Pending] = deque()
+
+    def add(
+        self,
+        device: torch.Tensor,
+        host: torch.Tensor,
+        ready: torch.Event | None,
+        rows: np.ndarray,
+        tracked: list[tuple[int, list[int]]],
+    ) -> None:
+        """Notes a step's tokens: each of ``rows`` grows by one token whose value may be known later."""
+        batch = self.batch
+        positions = batch.num_tokens_no_spec[rows].copy()
+        batch.num_tokens_no_spec[rows] += 1
+        chosen = set(rows.tolist()) if tracked else ()
+        holes = []
+        for row, outputs in tracked:
+            if row in chosen:
+                holes.append((row, outputs, len(outputs)))
+                outputs.append(PLACEHOLDER)
+        self.pending.append(_Pending(device, host, ready, rows, positions, batch.req_ids.copy(), holes))
+
+    def rows_changed(self) -> None:
+        for entry in self.pending:
+            entry.moved = True
+
+    def settle(self, wait: bool = False) -> None:
+        """Writes every token that has arrived into the batch; with ``wait``, all of them."""
+        while self.pending:
+            entry = self.pending[0]
+            if entry.ready is not None and not entry.ready.query():
+                if not wait and len(self.pending) == 1:
+                    return
+                entry.ready.synchronize()
+            self.pending.popleft()
+            self._write(entry)
+
+    def _write(self, entry: _Pending) -> None:
+        batch = self.batch
+        tokens = entry.host.numpy()[:, 0]
+        if not entry.moved:
+            batch.token_ids_cpu[entry.rows, entry.positions] = tokens[entry.rows]
+        else:
+            for row, position in zip(entry.rows.tolist(), entry.positions.tolist(), strict=True):
+                now = batch.req_id_to_index.get(entry.req_ids[row])
+                if now is not None and position < batch.num_tokens_no_spec[now]:
+                    batch.token_ids_cpu[now, position] = tokens[row]
+        for row, outputs, index in entry.tracked:
+            if index < len(outputs) and outputs[index] == PLACEHOLDER:
+                outputs[index] = int(tokens[row])
+
+    def on_device(self) -> tuple[torch.Tensor, np.ndarray, np.ndarray] | None:
+        """The tokens still on their way: device tensor, its rows, and the batch rows they belong to now.
+
+        None when the host knows every token.
+        """
+        if not self.pending:
+            return None
+        entry = self.pending[-1]
+        if not entry.moved:
+            return entry.device, entry.rows, entry.rows
+        pairs = [
+            (row, now)
+            for row in entry.rows.tolist()
+            if (now := self.batch.req_id_to_index.get(entry.req_ids[row])) is not None
+        ]
+        if not pairs:
+            return None
+        source, target = np.array(pairs, dtype=np.int64).T
+        return entry.device, source, target

@@ -1,0 +1,76 @@
+"""From logits to tokens: vLLM's sampler with the pieces that need Triton, a compiler or a slow sort replaced."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from vllm.v1.outputs import LogprobsTensors, SamplerOutput
+from vllm.v1.sample.metadata import SamplingMetadata
+from vllm.v1.sample.ops.topk_topp_sampler import random_sample
+from vllm.v1.sample.sampler import Sampler
+
+from aloft.runner import logprobs
+
+
+class TopKTopP(nn.Module):
+    """Filters by top-k and top-p on the device, then draws."""
+
+    def __init__(self, logprobs_mode: str, use_fp64_gumbel: bool) -> None:
+        super().__init__()
+        self.logprobs_mode = logprobs_mode
+        self.use_fp64_gumbel = use_fp64_gumbel
+
+    def forward(
+        self,
+        logits: torch.Tensor,
+        generators: dict[int, torch.Generator],
+        k: torch.Tensor | None,
+        p: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """logits float32 ``[B, V]``, k int32 ``[B]`` (V = off), p float32 ``[B]``; returns token ids ``[B]``."""
+        if k is not None or p is not None:
+            logits = torch.ops.npu.npu_top_k_top_p(logits, p, k)
+        processed = None
+        if self.logprobs_mode == "processed_logits":
+            processed = logits
+        elif self.logprobs_mode == "processed_logprobs":
+            processed = logits.log_softmax(dim=-1, dtype=torch.float32)
+        probs = logits.softmax(dim=-1, dtype=torch.float32)
+        return random_sample(probs, generators, self.use_fp64_gumbel), processed
+
+
+class AloftSampler(Sampler):
+    """vLLM's sampler on npu tensors; ranks and specific-token log-probabilities without a compiler."""
+
+    def __init__(self, logprobs_mode: str, use_fp64_gumbel: bool = False) -> None:
+        super().__init__(logprobs_mode, use_fp64_gumbel)  # type: ignore[arg-type]
+        self.topk_topp_sampler = TopKTopP(logprobs_mode, use_fp64_gumbel)  # type: ignore[assignment]
+
+    @staticmethod
+    def gather_logprobs(scores: torch.Tensor, num_logprobs: int, token_ids: torch.Tensor) -> LogprobsTensors:
+        return logprobs.gather(scores, num_logprobs, token_ids)
+
+    def gather_specific_token_logprobs(
+        self, scores: torch.Tensor, logprob_token_ids: dict[int, list[int]], sampled: torch.Tensor
+    ) -> LogprobsTensors | None:
+        return logprobs.gather_specific(scores, logprob_token_ids, sampled)
+
+
+def greedy(logits: torch.Tensor) -> SamplerOutput:
+    """The arg-max of every row, without converting or copying the logits."""
+    return SamplerOutput(logits.argmax(dim=-1, keepdim=True).to(torch.int32), None)
+
+
+def is_plainly_greedy(metadata: SamplingMetadata) -> bool:
+    """Whether sampling is an arg-max of the raw logits, as far as the metadata tells.
+
+    Not covered, and tracked by the batch: logits processors with an active request, and grammars.
+    """
+    return (
+        metadata.all_greedy
+        and metadata.no_penalties
+        and metadata.max_num_logprobs is None
+        and not metadata.logprob_token_ids
+        and metadata.allowed_token_ids_mask is None
+        and not metadata.bad_words_token_ids
+    )
