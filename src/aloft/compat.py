@@ -84,5 +84,7 @@ def resolve(name: str) -> object:
         for part in path.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:
-        raise UnsupportedVersion(f"vLLM {metadata.version('vllm')} has no {name} ({TOUCHED.get(name, 'internal')}).") from error
+        raise UnsupportedVersion(
+            f"vLLM {metadata.version('vllm')} has no {name} ({TOUCHED.get(name, 'internal')})."
+        ) from error
     return found

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import logging
 import typing
 from collections.abc import Mapping
@@ -57,10 +58,15 @@ def parse(additional_config: Mapping[str, Any] | None) -> AloftConfig:
         if key in KNOWN:
             values[key] = _checked(key, value)
         elif key in WITHOUT_EFFECT:
-            logger.warning("additional_config key %r has no effect with aloft: %s", key, WITHOUT_EFFECT[key])
+            _warn_once(key)
         else:
             raise ValueError(_unknown(key))
     return AloftConfig(**values)
+
+
+@functools.cache
+def _warn_once(key: str) -> None:
+    logger.warning("additional_config key %r has no effect with aloft: %s", key, WITHOUT_EFFECT[key])
 
 
 def _checked(key: str, value: Any) -> Any:

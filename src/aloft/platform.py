@@ -176,7 +176,9 @@ class AloftPlatform(Platform):
         """Nothing to override: our runner reaches none of vLLM's Triton kernels."""
 
     @classmethod
-    def get_attn_backend_cls(cls, selected_backend: Any, attn_selector_config: Any, num_heads: int | None = None) -> str:
+    def get_attn_backend_cls(
+        cls, selected_backend: Any, attn_selector_config: Any, num_heads: int | None = None
+    ) -> str:
         from aloft import attention
 
         return attention.select(selected_backend, attn_selector_config)

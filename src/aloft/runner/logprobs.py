@@ -98,9 +98,7 @@ class PromptLogprobs:
                 del self.wanted[req_id]
         return done
 
-    def _fill(
-        self, kept: LogprobsTensors, start: int, hidden: torch.Tensor, targets: torch.Tensor, count: int
-    ) -> None:
+    def _fill(self, kept: LogprobsTensors, start: int, hidden: torch.Tensor, targets: torch.Tensor, count: int) -> None:
         logits = self.compute_logits(hidden).to(torch.float32)
         scores = logits if self.scores_are_logits else logits.log_softmax(dim=-1)
         found = gather(scores, count, targets)

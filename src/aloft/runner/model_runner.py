@@ -157,9 +157,7 @@ class ModelRunner:
         return self.model.compute_logits(hidden_states)
 
     @torch.inference_mode()
-    def sample_tokens(
-        self, grammar_output: GrammarOutput | None
-    ) -> ModelRunnerOutput | AsyncModelRunnerOutput | None:
+    def sample_tokens(self, grammar_output: GrammarOutput | None) -> ModelRunnerOutput | AsyncModelRunnerOutput | None:
         """The tokens of the step ``execute_model`` ran; None if that failed."""
         executed, self.executed = self.executed, None
         if executed is None:

@@ -83,7 +83,12 @@ class Requests:
         scheduled = step.num_scheduled_tokens
         rows = self.batch.req_id_to_index
         resumed = step.scheduled_cached_reqs.resumed_req_ids
-        if not resumed and not step.scheduled_new_reqs and not step.finished_req_ids and scheduled.keys() == rows.keys():
+        if (
+            not resumed
+            and not step.scheduled_new_reqs
+            and not step.finished_req_ids
+            and scheduled.keys() == rows.keys()
+        ):
             return []
         fresh = resumed.union(data.req_id for data in step.scheduled_new_reqs)
         return [r for r in rows if r not in scheduled or r in fresh or r in step.finished_req_ids]

@@ -132,9 +132,7 @@ class AloftWorker(WorkerBase):
         self.threads.poll()
         return self.model_runner.execute_model(scheduler_output)
 
-    def sample_tokens(
-        self, grammar_output: GrammarOutput | None
-    ) -> ModelRunnerOutput | AsyncModelRunnerOutput | None:
+    def sample_tokens(self, grammar_output: GrammarOutput | None) -> ModelRunnerOutput | AsyncModelRunnerOutput | None:
         return self.model_runner.sample_tokens(grammar_output)
 
     def take_draft_token_ids(self) -> DraftTokenIds | None:
