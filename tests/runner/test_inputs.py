@@ -1,0 +1,89 @@
+"""Step inputs against a plain-Python computation of the same."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from tests.runner.conftest import BLOCK, cached, new, step
+from tests.runner.test_requests import Event
+
+from aloft.runner.inputs import InputBuilder
+
+
+def build(requests, counts):
+    device = torch.device("npu:0")
+    if not hasattr(requests, "builder"):
+        requests.builder = InputBuilder(requests.batch, 128, device)
+    scheduled = np.array([counts[r] for r in requests.batch.req_ids], dtype=np.int32)
+    return requests.builder.build(scheduled, requests.sampled, False)
+
+
+def expected(requests, counts):
+    ids, positions, slots = [], [], []
+    for row, req_id in enumerate(requests.batch.req_ids):
+        start = int(requests.batch.num_computed_tokens_cpu[row])
+        for position in range(start, start + counts[req_id]):
+            ids.append(int(requests.batch.token_ids_cpu[row, position]))
+            positions.append(position)
+            block = int(requests.batch.block_table[0].block_table.np[row, position // BLOCK])
+            slots.append(block * BLOCK + position % BLOCK)
+    return ids, positions, slots
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 16, 17, 40])
+def test_mixed_rows(requests, chunk):
+    counts = {"a": chunk, "b": 1, "c": 20}
+    news = [
+        new("a", range(50), [3, 4, 5, 6]),
+        new("b", range(50, 83), [7, 8, 9], computed=32),
+        new("c", range(10, 60), [11, 12, 13, 14], computed=30),
+    ]
+    requests.update(step(counts, news))
+    inputs = build(requests, counts)
+    ids, positions, slots = expected(requests, counts)
+    assert inputs.input_ids.tolist() == ids
+    assert inputs.positions.tolist() == positions
+    (common,) = inputs.common
+    assert common.slot_mapping.tolist() == slots
+    assert common.query_start_loc.tolist() == [0, chunk, chunk + 1, chunk + 21]
+    assert common.seq_lens.tolist() == [chunk, 33, 50]
+    assert inputs.finishing.tolist() == [False, True, True]
+    assert inputs.logits_rows.tolist() == [chunk - 1, chunk, chunk + 20]
+
+
+def test_pure_decode_needs_no_gather_of_rows(requests):
+    counts = {"a": 1, "b": 1}
+    requests.update(step(counts, [new("a", [5], [1]), new("b", [6], [2])]))
+    inputs = build(requests, counts)
+    assert inputs.logits_rows is None and inputs.input_ids.tolist() == [5, 6]
+
+
+@pytest.mark.parametrize("moved", [False, True])
+@pytest.mark.parametrize("chunked", [False, True])
+def test_ids_the_host_does_not_know_come_from_the_device(requests, moved, chunked):
+    first = {"a": 1, "b": 1, "c": 1}
+    requests.update(step(first, [new(r, [i], [i + 1]) for i, r in enumerate("abc")]))
+    build(requests, first)
+    on_device = torch.tensor([[11], [12], [13]], dtype=torch.int32).to("npu:0")
+    late = Event(arrived=False)
+    requests.sampled.add(on_device, torch.zeros(3, 1, dtype=torch.int32), late, np.arange(3), [])
+    rows = [(r, 1, 1, None) for r in ("bc" if moved else "abc")]
+    counts = {r[0]: 1 for r in rows}
+    news = []
+    if chunked:
+        news, counts["d"] = [new("d", range(40, 60), [8, 9])], 7
+    requests.update(step(counts, news, cached(*rows), finished=["a"] if moved else []))
+    inputs = build(requests, counts)
+    want = {"a": [11], "b": [12], "c": [13], "d": list(range(40, 47))}
+    assert inputs.input_ids.tolist() == [t for r in requests.batch.req_ids for t in want[r]]
+    assert not late.waited
+
+
+def test_two_steps_use_different_staging_buffers(requests):
+    counts = {"a": 1}
+    requests.update(step(counts, [new("a", [5], [1])]))
+    first = build(requests, counts)
+    second = build(requests, counts)
+    assert first.input_ids.data_ptr() != second.input_ids.data_ptr()
+    assert build(requests, counts).input_ids.data_ptr() == first.input_ids.data_ptr()
