@@ -17,14 +17,47 @@ from aloft.errors import UnsupportedFeature, UnsupportedVersion
 from aloft.platform import AloftPlatform
 
 # Section 3 of the reference: members without a usable default, and those whose default is wrong for an NPU
-HOOKS = """_enum device_name device_type dispatch_key dist_backend simple_compile_backend device_control_env_var
-supported_quantization get_device_name get_device_total_memory get_device_uuid set_device manual_seed_all
-get_current_memory_usage num_compute_units check_if_supports_dtype stateless_init_device_torch_dist_pg
-get_punica_wrapper check_runner_kv_caches_multi_layer get_all_gpu_pci_bus_ids get_attn_backend_cls
-check_and_update_config support_hybrid_kv_cache support_static_graph_mode is_sleep_mode_available
-is_pin_memory_available opaque_attention_op supported_dtypes import_kernels import_ir_kernels
-get_default_ir_op_priority register_triton_kernel_overrides pre_register_and_update apply_config_platform_defaults
-update_block_size_for_backend register_custom_kv_cache_specs validate_request synchronize empty_cache""".split()
+HOOKS = [
+    "_enum",
+    "device_name",
+    "device_type",
+    "dispatch_key",
+    "dist_backend",
+    "simple_compile_backend",
+    "device_control_env_var",
+    "supported_quantization",
+    "get_device_name",
+    "get_device_total_memory",
+    "get_device_uuid",
+    "set_device",
+    "manual_seed_all",
+    "get_current_memory_usage",
+    "num_compute_units",
+    "check_if_supports_dtype",
+    "stateless_init_device_torch_dist_pg",
+    "get_punica_wrapper",
+    "check_runner_kv_caches_multi_layer",
+    "get_all_gpu_pci_bus_ids",
+    "get_attn_backend_cls",
+    "check_and_update_config",
+    "support_hybrid_kv_cache",
+    "support_static_graph_mode",
+    "is_sleep_mode_available",
+    "is_pin_memory_available",
+    "opaque_attention_op",
+    "supported_dtypes",
+    "import_kernels",
+    "import_ir_kernels",
+    "get_default_ir_op_priority",
+    "register_triton_kernel_overrides",
+    "pre_register_and_update",
+    "apply_config_platform_defaults",
+    "update_block_size_for_backend",
+    "register_custom_kv_cache_specs",
+    "validate_request",
+    "synchronize",
+    "empty_cache",
+]
 
 
 @pytest.mark.parametrize("name", HOOKS)
@@ -39,7 +72,7 @@ def test_every_touched_name_resolves():
 
 
 def test_a_missing_name_is_a_clear_error():
-    with pytest.raises(UnsupportedVersion, match="vllm.config:Gone"):
+    with pytest.raises(UnsupportedVersion, match=r"vllm\.config:Gone"):
         compat.resolve("vllm.config:Gone")
 
 
@@ -106,10 +139,16 @@ def _config(**changes):
         ("enable_expert_parallel", "enable_eplb", "enable_dbo", "enable_elastic_ep"), False
     )
     model = dict.fromkeys(
-        (
-            "quantization is_encoder_decoder is_multimodal_model use_mla is_hybrid has_inner_state enable_sleep_mode "
-            "enable_prompt_embeds"
-        ).split()
+        [
+            "quantization",
+            "is_encoder_decoder",
+            "is_multimodal_model",
+            "use_mla",
+            "is_hybrid",
+            "has_inner_state",
+            "enable_sleep_mode",
+            "enable_prompt_embeds",
+        ]
     ) | {"runner_type": "generate", "model": "M"}
     top = dict.fromkeys(("lora_config", "speculative_config", "kv_transfer_config"))
     cache = {"cache_dtype": "auto"}
@@ -168,15 +207,54 @@ def test_other_dtypes_are_refused(dtype):
 def test_worker_has_every_method_vllm_calls_by_name():
     from aloft.runner.worker import AloftWorker
 
-    called = """init_device load_model get_kv_cache_spec get_supported_kv_cache_layouts set_kv_cache_layout
-    determine_available_memory update_max_model_len initialize_from_config compile_or_warm_up_model
-    get_supported_tasks execute_model sample_tokens take_draft_token_ids execute_dummy_batch check_health
-    synchronize_device add_lora remove_lora pin_lora list_loras sleep wake_up discard reset_mm_cache
-    reset_encoder_cache profile save_sharded_state compute_weight_checksums supports_draft_weight_updates
-    init_weight_transfer_engine start_weight_update start_draft_weight_update update_weights finish_weight_update
-    shutdown_weight_transfer_engine checkpoint_prepare checkpoint_restore apply_model get_model
-    get_model_inspection reinitialize_distributed handle_ft_command elastic_ep_execute shutdown
-    get_kv_connector_handshake_metadata get_simple_cpu_offload_num_cpu_blocks""".split()
+    called = [
+        "init_device",
+        "load_model",
+        "get_kv_cache_spec",
+        "get_supported_kv_cache_layouts",
+        "set_kv_cache_layout",
+        "determine_available_memory",
+        "update_max_model_len",
+        "initialize_from_config",
+        "compile_or_warm_up_model",
+        "get_supported_tasks",
+        "execute_model",
+        "sample_tokens",
+        "take_draft_token_ids",
+        "execute_dummy_batch",
+        "check_health",
+        "synchronize_device",
+        "add_lora",
+        "remove_lora",
+        "pin_lora",
+        "list_loras",
+        "sleep",
+        "wake_up",
+        "discard",
+        "reset_mm_cache",
+        "reset_encoder_cache",
+        "profile",
+        "save_sharded_state",
+        "compute_weight_checksums",
+        "supports_draft_weight_updates",
+        "init_weight_transfer_engine",
+        "start_weight_update",
+        "start_draft_weight_update",
+        "update_weights",
+        "finish_weight_update",
+        "shutdown_weight_transfer_engine",
+        "checkpoint_prepare",
+        "checkpoint_restore",
+        "apply_model",
+        "get_model",
+        "get_model_inspection",
+        "reinitialize_distributed",
+        "handle_ft_command",
+        "elastic_ep_execute",
+        "shutdown",
+        "get_kv_connector_handshake_metadata",
+        "get_simple_cpu_offload_num_cpu_blocks",
+    ]
     assert [name for name in called if not callable(getattr(AloftWorker, name, None))] == []
 
 

@@ -53,6 +53,8 @@ TOUCHED: dict[str, str] = {
     "vllm.config.vllm:get_layers_from_vllm_config": "layers by type",
     "vllm.distributed.parallel_state:init_distributed_environment": "groups of size one",
     "vllm.distributed.parallel_state:ensure_model_parallel_initialized": "groups of size one",
+    "vllm.distributed.parallel_state:destroy_model_parallel": "groups of size one, at exit",
+    "vllm.distributed.parallel_state:destroy_distributed_environment": "groups of size one, at exit",
     "vllm.utils.torch_utils:set_random_seed": "engine seed",
     "vllm.config.kernel:IrOpPriorityConfig": "choice of IR implementations",
     "vllm.ir:ops": "IR operators",

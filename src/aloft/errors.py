@@ -8,7 +8,7 @@ class UnsupportedFeature(ValueError):
 
 
 class NotEnoughMemory(ValueError):
-    """Device memory does not suffice. The message says how much was needed, how much there was, and which flag helps."""
+    """Device memory does not suffice; the message says how much was needed, how much there was, which flag helps."""
 
 
 class UnsupportedVersion(RuntimeError):

@@ -66,7 +66,7 @@ class AloftPlatform(Platform):
 
     @classmethod
     def get_device_name(cls, device_id: int = 0) -> str:
-        return torch.npu.get_device_name(device_id)
+        return _npu().get_device_name(device_id)
 
     @classmethod
     def get_device_uuid(cls, device_id: int = 0) -> str:
@@ -74,7 +74,7 @@ class AloftPlatform(Platform):
 
     @classmethod
     def get_device_total_memory(cls, device_id: int = 0) -> int:
-        return torch.npu.get_device_properties(device_id).total_memory
+        return _npu().get_device_properties(device_id).total_memory
 
     @classmethod
     def get_all_gpu_pci_bus_ids(cls) -> dict[int, str]:
@@ -82,12 +82,12 @@ class AloftPlatform(Platform):
 
     @classmethod
     def get_current_memory_usage(cls, device: torch.types.Device | None = None) -> float:
-        torch.npu.reset_peak_memory_stats(device)
-        return torch.npu.max_memory_allocated(device)
+        _npu().reset_peak_memory_stats(device)
+        return _npu().max_memory_allocated(device)
 
     @classmethod
     def num_compute_units(cls, device_id: int = 0) -> int:
-        properties = torch.npu.get_device_properties(device_id)
+        properties = _npu().get_device_properties(device_id)
         return getattr(properties, "cube_core_num", None) or getattr(properties, "multi_processor_count", None) or 1
 
     @classmethod
@@ -135,23 +135,23 @@ class AloftPlatform(Platform):
 
     @classmethod
     def set_device(cls, device: torch.device) -> None:
-        torch.npu.set_device(device)
+        _npu().set_device(device)
 
     @classmethod
     def synchronize(cls, device: torch.types.Device | None = None) -> None:
-        torch.npu.synchronize(device)
+        _npu().synchronize(device)
 
     @classmethod
     def empty_cache(cls) -> None:
-        torch.npu.empty_cache()
+        _npu().empty_cache()
 
     @classmethod
     def manual_seed_all(cls, seed: int) -> None:
-        torch.npu.manual_seed_all(seed)
+        _npu().manual_seed_all(seed)
 
     @classmethod
     def graph_pool_handle(cls) -> Any:
-        return torch.npu.graph_pool_handle()
+        return _npu().graph_pool_handle()
 
     # ---- kernels ------------------------------------------------------------------------------------------------
 
@@ -248,13 +248,20 @@ class AloftPlatform(Platform):
         """Every sampling parameter vLLM accepts is served."""
 
 
+def _npu() -> Any:
+    """torch_npu's device module (not at module level: vLLM imports this file early)."""
+    import torch_npu
+
+    return torch_npu.npu
+
+
 @functools.cache
 def _require_device() -> None:
     try:
         import torch_npu  # noqa: F401
     except ImportError as error:
         raise PlatformUnavailable(
-            f"aloft needs torch_npu and an NPU runtime, and importing torch_npu failed: {error}; `aloft doctor` explains."
+            f"aloft needs torch_npu on an NPU runtime, and importing torch_npu failed: {error}; see `aloft doctor`."
         ) from error
     from aloft import compat
 

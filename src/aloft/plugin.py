@@ -27,7 +27,8 @@ def platform() -> str:
     rivals = _active_rivals()
     if rivals:
         logger.error(
-            "Two platform plugins are active: aloft and %s. vLLM accepts one; choose with VLLM_PLUGINS=aloft or VLLM_PLUGINS=%s.",
+            "Two platform plugins are active, aloft and %s, and vLLM accepts one: "
+            "choose with VLLM_PLUGINS=aloft or VLLM_PLUGINS=%s.",
             ", ".join(rivals),
             rivals[0],
         )

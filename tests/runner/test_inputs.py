@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tests.runner.conftest import BLOCK, cached, new, step
-from tests.runner.test_requests import Event
+from steps import BLOCK, Event, cached, new, step
 
 from aloft.runner.inputs import InputBuilder
 

@@ -5,21 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tests.runner.conftest import cached, new, step
+from steps import Event, cached, new, step
 from vllm.sampling_params import SamplingParams
-
-
-class Event:
-    """A copy that has (not) arrived."""
-
-    def __init__(self, arrived=True):
-        self.arrived, self.waited = arrived, False
-
-    def query(self):
-        return self.arrived
-
-    def synchronize(self):
-        self.arrived = self.waited = True
 
 
 def sample(requests, values, rows=None, event=None):

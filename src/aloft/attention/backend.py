@@ -50,6 +50,10 @@ class AloftAttentionBackend(AttentionBackend):
         return True
 
     @classmethod
+    def supports_sink(cls) -> bool:
+        return True
+
+    @classmethod
     def supports_kv_connector(cls) -> bool:
         return False
 

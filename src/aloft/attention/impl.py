@@ -57,8 +57,6 @@ class AloftAttentionImpl(AttentionImpl[AloftAttentionMetadata]):
             raise UnsupportedFeature("aloft does not support ALiBi attention yet.")
         if attn_type != AttentionType.DECODER:
             raise UnsupportedFeature(f"aloft supports decoder attention only, not {attn_type}.")
-        if sinks is not None:
-            raise UnsupportedFeature("aloft does not support attention sinks yet.")
         self.num_heads = num_heads
         self.head_size = head_size
         self.scale = float(scale)
@@ -68,8 +66,9 @@ class AloftAttentionImpl(AttentionImpl[AloftAttentionMetadata]):
         self.soft_cap = float(logits_soft_cap or 0.0)
         self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
         self.window_left = -1 if sliding_window is None else sliding_window - 1
+        self.sinks = sinks
 
-    def forward(
+    def forward(  # type: ignore[override]  # the cache is a pair, see aloft.runner.kv
         self,
         layer: Any,
         query: torch.Tensor,
@@ -81,35 +80,32 @@ class AloftAttentionImpl(AttentionImpl[AloftAttentionMetadata]):
         output_scale: torch.Tensor | None = None,
         output_block_scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """query ``[T, Hq, D]``, key and value ``[T, Hkv, D]``, caches ``[nb, bs, Hkv, D]``; writes and returns output."""
+        """query ``[T, Hq, D]``, key, value ``[T, Hkv, D]``, caches ``[nb, bs, Hkv, D]``; writes and returns output."""
         assert output_scale is None and output_block_scale is None
         if attn_metadata is None:  # memory profiling: no cache yet
             return output.zero_()
         key_cache, value_cache = kv_cache
         if self.kv_sharing_target_layer_name is None and key is not None:
-            torch.ops.npu.npu_scatter_pa_kv_cache(
-                key.contiguous(),
-                value.contiguous(),
-                key_cache,
-                value_cache,
-                attn_metadata.slot_mapping,
-                cache_mode="Norm",
-            )
-        if fused_serves(query.dtype, self.head_size, self.num_heads, self.num_kv_heads, self.soft_cap):
+            _write(key, value, key_cache, value_cache, attn_metadata.slot_mapping)
+        if self.sinks is None and fused_serves(
+            query.dtype, self.head_size, self.num_heads, self.num_kv_heads, self.soft_cap
+        ):
             return output.copy_(self._fused(query, key_cache, value_cache, attn_metadata))
-        return output.copy_(
-            torch.ops.aloft.paged_attention(
-                query,
-                key_cache,
-                value_cache,
-                attn_metadata.block_table,
-                attn_metadata.cu_query_lens,
-                attn_metadata.kv_lens,
-                self.scale,
-                self.window_left,
-                self.soft_cap,
-            )
+        torch.ops.aloft.paged_attention.out(
+            query,
+            key_cache,
+            value_cache,
+            attn_metadata.block_table,
+            attn_metadata.cu_query_lens,
+            attn_metadata.kv_lens,
+            self.num_kv_heads,
+            self.scale,
+            self.window_left,
+            self.soft_cap,
+            sinks=self.sinks,
+            out=output,
         )
+        return output
 
     def _fused(
         self, query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, metadata: AloftAttentionMetadata
@@ -132,3 +128,13 @@ class AloftAttentionImpl(AttentionImpl[AloftAttentionMetadata]):
             pre_tokens=_EVERYTHING if window < 0 else window,
             next_tokens=0,
         )[0]
+
+
+def _write(
+    key: torch.Tensor, value: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, slots: torch.Tensor
+) -> None:
+    """Copies the new keys and values to their slots. The operator takes 16-bit types; float32 is copied as pairs."""
+    tensors = (key.contiguous(), value.contiguous(), key_cache, value_cache)
+    if key.dtype == torch.float32:
+        tensors = tuple(tensor.view(torch.bfloat16) for tensor in tensors)  # type: ignore[assignment]
+    torch.ops.npu.npu_scatter_pa_kv_cache(*tensors, slots, cache_mode="Norm")

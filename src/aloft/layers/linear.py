@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from vllm.config import get_current_vllm_config_or_none
 from vllm.model_executor.layers.linear import (
@@ -28,15 +30,20 @@ class NzLinearMethod(UnquantizedLinearMethod):
         self.pack = config.parse(additional if isinstance(additional, dict) else None).weight_nz_mode == 2
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
-        if self.pack and layer.weight.device.type == "npu" and layer.weight.numel():
-            layer.weight.data = torch.ops.npu.npu_format_cast(layer.weight.data, ACL_FORMAT_FRACTAL_NZ)
+        weight: torch.Tensor = layer.weight.data  # type: ignore[assignment]
+        if self.pack and weight.numel():
+            weight = torch.ops.npu.npu_format_cast(weight, ACL_FORMAT_FRACTAL_NZ)
+        # a plain parameter: the loader's subclass would intercept every call of every step
+        layer.weight = torch.nn.Parameter(weight, requires_grad=False)
 
     def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        return torch.nn.functional.linear(x, layer.weight, bias)
+        return torch.nn.functional.linear(x, layer.weight, bias)  # type: ignore[arg-type]
 
 
 class LinearMixin:
     """Swaps the unquantized method for ours; a quantization method chosen by vLLM stays."""
+
+    quant_method: Any
 
     def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)

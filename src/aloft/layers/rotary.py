@@ -46,7 +46,7 @@ class RotaryMixin:
         if not is_forward_context_available():
             return self._look_up(positions, query)
         kept = get_forward_context().additional_kwargs
-        key = ("aloft.rotary", id(self))
+        key = f"aloft.rotary.{id(self)}"
         entry = kept.get(key)
         if entry is None or entry[0] is not positions:
             entry = (positions, self._look_up(positions, query))

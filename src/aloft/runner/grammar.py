@@ -14,7 +14,7 @@ def hidden_mask(bitmask: np.ndarray, vocab_size: int) -> np.ndarray:
 
 
 def apply(grammar: GrammarOutput, row_of: dict[str, int], logits: torch.Tensor) -> None:
-    """Sets the logits ``[B, V]`` of hidden tokens to -inf, in place. Rows of requests that left the batch are skipped."""
+    """Sets the logits ``[B, V]`` of hidden tokens to -inf, in place; requests that left the batch are skipped."""
     pairs = [(row_of[r], i) for i, r in enumerate(grammar.structured_output_request_ids) if r in row_of]
     if not pairs:
         return

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch_npu import npu
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.worker.gpu_input_batch import InputBatch
 
@@ -137,10 +138,10 @@ class InputBuilder:
             return
         places = offsets[target + 1][fed] - 1
         chosen = source[fed]
-        if len(chosen) == len(tokens) == len(input_ids) and np.array_equal(chosen, self.arange[: len(chosen)]):
-            if np.array_equal(places, chosen):
-                input_ids.copy_(tokens[:, 0])
-                return
+        in_order = len(chosen) == len(tokens) == len(input_ids) and np.array_equal(chosen, self.arange[: len(chosen)])
+        if in_order and np.array_equal(places, chosen):
+            input_ids.copy_(tokens[:, 0])
+            return
         index = torch.from_numpy(np.stack((places, chosen)).astype(np.int64)).to(self.device)
         input_ids.index_copy_(0, index[0], tokens[:, 0].index_select(0, index[1]))
 
@@ -169,5 +170,5 @@ class _Cutter:
         stage = self.stage
         stage.device[: self.used].copy_(stage.host[: self.used], non_blocking=True)
         if stage.sent is None:
-            stage.sent = torch.npu.Event()
+            stage.sent = npu.Event()
         stage.sent.record()

@@ -8,7 +8,7 @@ layer therefore lives at two places, each half a page long.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import Any
 
 import torch
 from vllm.config import VllmConfig
@@ -18,17 +18,19 @@ from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheConfig, KVCacheSpec
 
 from aloft.errors import UnsupportedFeature
 
-if TYPE_CHECKING:
-    from vllm.model_executor.layers.attention import Attention
-
 KVCache = tuple[torch.Tensor, torch.Tensor]
+
+
+def attention_layers(vllm_config: VllmConfig) -> dict[str, Any]:
+    """The model's layers that attend, by name."""
+    return get_layers_from_vllm_config(vllm_config, AttentionLayerBase)  # type: ignore[type-abstract]
 
 
 def layers_and_specs(vllm_config: VllmConfig) -> tuple[dict[str, KVCacheSpec], dict[str, str]]:
     """Specs of the layers that own a cache, and for the others the layer whose cache they share."""
     specs: dict[str, KVCacheSpec] = {}
     shared: dict[str, str] = {}
-    for name, layer in get_layers_from_vllm_config(vllm_config, AttentionLayerBase).items():
+    for name, layer in attention_layers(vllm_config).items():
         target = getattr(layer, "kv_sharing_target_layer_name", None)
         if target:
             shared[name] = target
@@ -83,12 +85,12 @@ def _views(raw: torch.Tensor, start: int, num_blocks: int, spec: AttentionSpec) 
     return key, value
 
 
-def bind(caches: dict[str, KVCache], shared: dict[str, str], layers: dict[str, Attention]) -> None:
+def bind(caches: dict[str, KVCache], shared: dict[str, str], layers: dict[str, Any]) -> None:
     """Gives every attention layer its cache, its own or the one it shares."""
     for name, target in shared.items():
         caches[name] = caches[target]
     for name, cache in caches.items():
-        cast(AttentionLayerBase, layers[name]).bind_kv_cache(cache)  # type: ignore[arg-type]
+        layers[name].bind_kv_cache(cache)
 
 
 def copy_blocks(caches: Iterable[KVCache], copies: Sequence[tuple[int, int]], device: torch.device) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
+from torch_npu import npu
 from vllm.logger import init_logger
 from vllm.v1.kv_cache_interface import KVCacheSpec
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 logger = init_logger("vllm.aloft.memory")
 
-_PROFILE_TOKENS = 16
+_PROFILE_TOKENS = (16, 64)
 _GIB = float(1 << 30)
 
 
@@ -30,7 +31,7 @@ def gib(num_bytes: float) -> str:
 def check_weights_fit(model: ModelConfig, device: torch.device) -> None:
     """Raises NotEnoughMemory if the weight files of a local model are larger than the free device memory."""
     needed = weight_bytes(model)
-    free, _ = torch.npu.mem_get_info(device)
+    free, _ = npu.mem_get_info(device)
     if needed > free:
         raise NotEnoughMemory(
             f"The weights of {model.model} need {gib(needed)}, but {device} has {gib(free)} free; "
@@ -54,7 +55,7 @@ def weight_bytes(model: ModelConfig) -> int:
                 for size in opened.get_slice(name).get_shape():
                     count *= size
                 elements += count
-    return elements * torch.empty(0, dtype=model.dtype).element_size()
+    return elements * torch.empty(0, dtype=cast(torch.dtype, model.dtype)).element_size()
 
 
 def kv_bytes_per_sequence(specs: dict[str, KVCacheSpec], vllm_config: VllmConfig) -> int:
@@ -77,14 +78,15 @@ def available_for_kv(
         NotEnoughMemory: the budget does not hold one sequence of ``max_model_len`` tokens.
     """
     cache = vllm_config.cache_config
-    free, total = torch.npu.mem_get_info(device)
+    free, total = npu.mem_get_info(device)
     one = kv_bytes_per_sequence(specs, vllm_config)
     page = sum(spec.page_size_bytes for spec in specs.values())
     if cache.kv_cache_memory_bytes is not None:
-        profile(_PROFILE_TOKENS)
+        profile(_PROFILE_TOKENS[0])
         if cache.kv_cache_memory_bytes > free:
             raise NotEnoughMemory(
-                f"--kv-cache-memory-bytes asks for {gib(cache.kv_cache_memory_bytes)}, but {device} has {gib(free)} free."
+                f"--kv-cache-memory-bytes asks for {gib(cache.kv_cache_memory_bytes)}, "
+                f"but {device} has {gib(free)} free."
             )
         return cache.kv_cache_memory_bytes
     activations = activation_bytes(vllm_config, device, profile)
@@ -101,7 +103,8 @@ def available_for_kv(
         raise NotEnoughMemory(
             f"The KV cache of one sequence of {vllm_config.model_config.max_model_len} tokens needs {gib(needed)}, but "
             f"{gib(max(budget, 0))} of {device}'s {gib(total)} is left for it (in use {gib(taken)}, activations "
-            f"{gib(activations)}): lower --max-model-len or --max-num-batched-tokens, or raise --gpu-memory-utilization."
+            f"{gib(activations)}): lower --max-model-len or --max-num-batched-tokens, "
+            "or raise --gpu-memory-utilization."
         )
     granted = min(budget, useful)
     logger.info("KV cache: %s of the %s left on %s.", gib(granted), gib(budget), device)
@@ -109,14 +112,19 @@ def available_for_kv(
 
 
 def activation_bytes(vllm_config: VllmConfig, device: torch.device, profile: Callable[[int], None]) -> int:
-    """Peak memory of a full step beyond the weights, scaled from a short measured one (activations are linear)."""
-    before = torch.npu.memory_allocated(device)
-    torch.npu.reset_peak_memory_stats(device)
-    profile(_PROFILE_TOKENS)
-    peak = torch.npu.max_memory_allocated(device) - before
+    """Peak memory of a full step beyond the weights: a line through two short measured steps, plus the sampler."""
+    short, long = _PROFILE_TOKENS
+    first, second = _peak(device, profile, short), _peak(device, profile, long)
+    per_token = max(second - first, 0) / (long - short)
     scheduler = vllm_config.scheduler_config
-    logits = 4 * vllm_config.model_config.get_vocab_size()  # float32 logits of one row
-    per_token = max(peak - _PROFILE_TOKENS * logits // 2, 0) / _PROFILE_TOKENS
     rows = min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
-    sampler = 4 * rows * logits  # logits, probabilities, noise and a sorted copy
-    return int(per_token * scheduler.max_num_batched_tokens + sampler)
+    # float32 logits, probabilities, noise and a sorted copy with its int64 indices
+    sampler = rows * vllm_config.model_config.get_vocab_size() * (4 * 4 + 8)
+    return int(first + per_token * max(scheduler.max_num_batched_tokens - short, 0) + sampler)
+
+
+def _peak(device: torch.device, profile: Callable[[int], None], num_tokens: int) -> int:
+    before = npu.memory_allocated(device)
+    npu.reset_peak_memory_stats(device)
+    profile(num_tokens)
+    return npu.max_memory_allocated(device) - before

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from torch_npu import npu
 from vllm.config import VllmConfig
-from vllm.config.vllm import get_layers_from_vllm_config
 from vllm.forward_context import set_forward_context
-from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.model_executor.model_loader import get_model
 from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
@@ -28,9 +27,6 @@ from aloft.runner.inputs import InputBuilder, StepInputs
 from aloft.runner.logprobs import PromptLogprobs
 from aloft.runner.output import StepOutput
 from aloft.runner.requests import Requests
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 @dataclass(slots=True)
@@ -54,7 +50,7 @@ class ModelRunner:
         self.max_num_reqs = vllm_config.scheduler_config.max_num_seqs
         self.max_num_tokens = vllm_config.scheduler_config.max_num_batched_tokens
         self.sampler = sampling.AloftSampler(self.model_config.logprobs_mode)
-        self.model: nn.Module | None = None
+        self.model: Any = None
         self.kv_caches: dict[str, kv.KVCache] = {}
         self.groups: list[tuple[Any, list[str]]] = []  # metadata builder and layer names of every KV cache group
         self.executed: _Executed | None = None
@@ -70,20 +66,20 @@ class ModelRunner:
 
     @torch.inference_mode()
     def profile(self, num_tokens: int) -> None:
-        """A forward pass over ``num_tokens`` dummy tokens without KV cache, logits of every token included."""
+        """A forward pass over ``num_tokens`` dummy tokens without KV cache, and the logits of the last one."""
         ids = torch.zeros(num_tokens, dtype=torch.int32, device=self.device)
         positions = torch.arange(num_tokens, dtype=torch.int64, device=self.device)
         with set_forward_context(None, self.vllm_config, num_tokens=num_tokens, slot_mapping={}):
             hidden = self._forward(ids, positions)
-        sampling.greedy(self._logits(hidden))
-        torch.npu.synchronize(self.device)
+        sampling.greedy(self._logits(hidden[-1:]))
+        npu.synchronize(self.device)
 
     def initialize_kv_cache(self, config: KVCacheConfig) -> None:
         """Allocates and binds the cache, and builds everything that depends on its plan."""
-        layers = get_layers_from_vllm_config(self.vllm_config, AttentionLayerBase)
+        layers = kv.attention_layers(self.vllm_config)
         shared = self.shared_layers
         self.kv_caches = kv.allocate(config, self.device)
-        kv.bind(self.kv_caches, shared, layers)  # type: ignore[arg-type]
+        kv.bind(self.kv_caches, shared, layers)
         self.groups = []
         for group in config.kv_cache_groups:
             names = [*group.layer_names, *(name for name, target in shared.items() if target in group.layer_names)]
@@ -96,10 +92,7 @@ class ModelRunner:
         model = self.model_config
         custom = tuple(model.logits_processors or ())
         processors = build_logitsprocs(self.vllm_config, self.device, True, False, custom)
-        builtin = type(processors).__name__ and sum(
-            type(p).__module__.startswith("vllm.v1.sample.logits_processor.") for p in processors.all
-        )
-        has_custom = builtin < sum(1 for _ in processors.all)
+        has_custom = not all(type(p).__module__.startswith("vllm.v1.sample.") for p in processors.all)
         specs = [group.kv_cache_spec for group in config.kv_cache_groups]
         self.batch = InputBatch(
             max_num_reqs=self.max_num_reqs,
@@ -149,11 +142,9 @@ class ModelRunner:
         return None
 
     def _forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        assert self.model is not None
         return self.model(input_ids=input_ids, positions=positions, intermediate_tensors=None, inputs_embeds=None)
 
     def _logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        assert self.model is not None
         return self.model.compute_logits(hidden_states)
 
     @torch.inference_mode()
@@ -173,7 +164,7 @@ class ModelRunner:
         tokens = torch.empty(sampled.sampled_token_ids.shape, dtype=torch.int32, pin_memory=True)
         tokens.copy_(sampled.sampled_token_ids, non_blocking=True)
         logprobs = sampled.logprobs_tensors.to_cpu_nonblocking() if sampled.logprobs_tensors is not None else None
-        ready = torch.npu.Event()
+        ready = npu.Event()
         ready.record()
         rows = np.flatnonzero(inputs.finishing)
         self.requests.sampled.add(sampled.sampled_token_ids, tokens, ready, rows, self.requests.tracked_rows())
@@ -214,10 +205,10 @@ class ModelRunner:
 
     def shutdown(self) -> None:
         """Lets go of model and cache so that an engine in the user's own process returns its memory."""
-        for layer in get_layers_from_vllm_config(self.vllm_config, AttentionLayerBase).values():
-            layer.kv_cache = torch.empty(0)  # type: ignore[attr-defined]
+        for layer in kv.attention_layers(self.vllm_config).values():
+            layer.kv_cache = torch.empty(0)
         self.kv_caches = {}
         self.groups = []
         self.model = None
         self.executed = None
-        torch.npu.empty_cache()
+        npu.empty_cache()

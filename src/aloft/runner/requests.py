@@ -57,7 +57,7 @@ class Requests:
     # ---- one step -----------------------------------------------------------------------------------------------
 
     def update(self, step: SchedulerOutput) -> bool:
-        """Brings states and batch in line with a scheduler output; returns whether rows were added, moved or removed."""
+        """Brings states and batch in line with a scheduler output; returns whether rows came, moved or went."""
         batch = self.batch
         self.sampled.settle()
         leaving = self._leaving(step)
@@ -83,12 +83,8 @@ class Requests:
         scheduled = step.num_scheduled_tokens
         rows = self.batch.req_id_to_index
         resumed = step.scheduled_cached_reqs.resumed_req_ids
-        if (
-            not resumed
-            and not step.scheduled_new_reqs
-            and not step.finished_req_ids
-            and scheduled.keys() == rows.keys()
-        ):
+        steady = not (resumed or step.scheduled_new_reqs or step.finished_req_ids)
+        if steady and scheduled.keys() == rows.keys():
             return []
         fresh = resumed.union(data.req_id for data in step.scheduled_new_reqs)
         return [r for r in rows if r not in scheduled or r in fresh or r in step.finished_req_ids]
@@ -155,11 +151,11 @@ class Requests:
         new_blocks = data.new_block_ids
         if data.req_ids == batch.req_ids:  # the steady state: same rows, same order
             batch.num_computed_tokens_cpu[: len(data.req_ids)] = data.num_computed_tokens
-            for row, blocks in enumerate(new_blocks):
-                if blocks is not None:
-                    self._append_blocks(self.states[data.req_ids[row]], row, blocks)
+            for position, more in enumerate(new_blocks):
+                if more is not None:
+                    self._append_blocks(self.states[data.req_ids[position]], position, more)
             return []
-        arriving = []
+        arriving: list[CachedRequestState] = []
         for i, req_id in enumerate(data.req_ids):
             state, row, blocks = self.states[req_id], batch.req_id_to_index.get(req_id), new_blocks[i]
             state.num_computed_tokens = data.num_computed_tokens[i]

@@ -66,8 +66,8 @@ class ThreadShare:
 
     def __init__(self, fixed: int = 0) -> None:
         """fixed: a count the user chose (additional_config ``num_threads``); 0 shares."""
-        named_by_user = os.environ.get("OMP_NUM_THREADS") if os.environ.get(_SET_BY_VLLM) != "1" else None
-        self.fixed = fixed or (int(named_by_user) if (named_by_user or "").isdigit() else 0)
+        by_user = os.environ.get("OMP_NUM_THREADS", "") if os.environ.get(_SET_BY_VLLM) != "1" else ""
+        self.fixed = fixed or (int(by_user) if by_user.isdigit() else 0)
         self._name = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._name.bind(f"\0{_PREFIX}{os.getpid()}-{id(self):x}")
         self._next_poll = 0.0

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import gc
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import torch
+from torch_npu import npu
 from vllm.config import set_current_vllm_config
-from vllm.distributed.parallel_state import ensure_model_parallel_initialized, init_distributed_environment
+from vllm.distributed.parallel_state import (
+    destroy_distributed_environment,
+    destroy_model_parallel,
+    ensure_model_parallel_initialized,
+    init_distributed_environment,
+)
 from vllm.logger import init_logger
 from vllm.utils.torch_utils import set_random_seed
 from vllm.v1.attention.backends.utils import record_kv_cache_layout
@@ -30,10 +38,17 @@ if TYPE_CHECKING:
 logger = init_logger("vllm.aloft.worker")
 
 
+@functools.cache
+def _leave_groups_at_exit() -> None:
+    """torch_npu destroys every process group when Python exits; vLLM, leaving later, would find its own gone."""
+    atexit.register(destroy_distributed_environment)
+    atexit.register(destroy_model_parallel)
+
+
 class AloftWorker(WorkerBase):
     """Drives one NPU for vLLM's executor."""
 
-    model_runner: ModelRunner
+    model_runner: ModelRunner  # type: ignore[assignment]
     device: torch.device
 
     # ---- start-up, in call order --------------------------------------------------------------------------------
@@ -43,7 +58,7 @@ class AloftWorker(WorkerBase):
         additional = self.vllm_config.additional_config
         self.config = config.parse(additional if isinstance(additional, dict) else None)
         self.threads = ThreadShare(self.config.num_threads)
-        count = torch.npu.device_count()
+        count = npu.device_count()
         if self.local_rank >= count:
             raise ValueError(
                 f"Rank {self.local_rank} needs npu:{self.local_rank}, but there are {count} devices "
@@ -51,8 +66,8 @@ class AloftWorker(WorkerBase):
             )
         index = self.current_platform.logical_device_id_to_visible_device_id(self.local_rank)
         self.device = torch.device(f"npu:{index}")
-        torch.npu.set_device(self.device)
-        self.current_platform.check_if_supports_dtype(self.model_config.dtype)
+        npu.set_device(self.device)
+        self.current_platform.check_if_supports_dtype(cast(torch.dtype, self.model_config.dtype))
         self._init_groups()
         set_random_seed(self.model_config.seed)
         gc.collect()
@@ -76,6 +91,7 @@ class AloftWorker(WorkerBase):
             parallel.prefill_context_parallel_size,
             parallel.decode_context_parallel_size,
         )
+        _leave_groups_at_exit()
 
     def load_model(self, *, load_dummy_weights: bool = False) -> None:
         if load_dummy_weights:
@@ -85,7 +101,7 @@ class AloftWorker(WorkerBase):
             with set_current_vllm_config(self.vllm_config):
                 self.model_runner.load_model()
         except torch.OutOfMemoryError as error:
-            free, total = torch.npu.mem_get_info(self.device)
+            free, total = npu.mem_get_info(self.device)
             raise NotEnoughMemory(
                 f"The weights of {self.model_config.model} do not fit: {self.device} has {memory.gib(total)}, of which "
                 f"{memory.gib(free)} was left when loading failed; use a smaller model or a narrower --dtype."
@@ -132,7 +148,9 @@ class AloftWorker(WorkerBase):
         self.threads.poll()
         return self.model_runner.execute_model(scheduler_output)
 
-    def sample_tokens(self, grammar_output: GrammarOutput | None) -> ModelRunnerOutput | AsyncModelRunnerOutput | None:
+    def sample_tokens(  # type: ignore[override]  # None says that execute_model failed
+        self, grammar_output: GrammarOutput | None
+    ) -> ModelRunnerOutput | AsyncModelRunnerOutput | None:
         return self.model_runner.sample_tokens(grammar_output)
 
     def take_draft_token_ids(self) -> DraftTokenIds | None:
@@ -144,10 +162,10 @@ class AloftWorker(WorkerBase):
     # ---- health, model, caches ----------------------------------------------------------------------------------
 
     def check_health(self) -> None:
-        torch.npu.synchronize(self.device)
+        npu.synchronize(self.device)
 
     def synchronize_device(self) -> None:
-        torch.npu.synchronize(self.device)
+        npu.synchronize(self.device)
 
     def get_model(self) -> nn.Module:
         assert self.model_runner.model is not None
