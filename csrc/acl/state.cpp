@@ -22,9 +22,12 @@ struct ThreadState {
   bool counted = false;
 };
 
+std::atomic<int> g_host_threads{0};
+
 thread_local ThreadState* t_state = nullptr;
 struct Cleaner {
   ~Cleaner() {
+    if (t_state && t_state->counted) g_host_threads.fetch_sub(1, std::memory_order_relaxed);
     delete t_state;
     t_state = nullptr;  // calls from later destructors make a new one
   }
@@ -42,7 +45,6 @@ ThreadState& thread_state() {
 struct Registry {
   std::mutex mutex;
   std::vector<std::unique_ptr<Context>> contexts;
-  std::atomic<int> threads{0};
   std::atomic<bool> used{false};
 };
 
@@ -146,13 +148,13 @@ std::vector<Context*> contexts() {
   return made;
 }
 
-int host_threads() { return registry().threads.load(std::memory_order_relaxed); }
+int host_threads() { return g_host_threads.load(std::memory_order_relaxed); }
 
 void note_host_thread() {
   ThreadState& state = thread_state();
   if (!state.counted) {
     state.counted = true;
-    registry().threads.fetch_add(1, std::memory_order_relaxed);
+    g_host_threads.fetch_add(1, std::memory_order_relaxed);
   }
 }
 

@@ -43,7 +43,7 @@ std::vector<Context*> contexts();
 
 // True once this process has been forked from one that already used the runtime.
 extern bool g_forked;
-// Host threads that have used the runtime (the deadlock check needs to know whether there is another).
+// Live host threads that have used the runtime (the deadlock check needs to know whether there is another).
 int host_threads();
 void note_host_thread();
 
