@@ -455,8 +455,11 @@ Work plan_infer_attention(const InferAttention& a) {
     require(p.table.size(0) == p.batch, "block_table has %lld rows for %lld sequences", ll(p.table.size(0)),
             ll(p.batch));
   const bool five = p.paged && p.k.ndim == 5;
-  const int64_t queries =
-      p.packed ? *std::max_element(p.q_len.begin(), p.q_len.end() + (p.q_len.empty() ? 1 : 0)) : q.tokens;
+  int64_t queries = q.tokens;
+  if (p.packed) {
+    queries = 0;
+    for (const int64_t n : p.q_len) queries = std::max(queries, n);
+  }
   p.decode = p.packed ? p.d == 512
                       : q.tokens == 1 || (q.tokens <= 16 && five) ||
                             (p.d == 512 && p.q_rope && (q.tokens <= 16 || a.sparse_mode == 4));
