@@ -10,7 +10,7 @@ import os
 import sys
 
 # What torch_npu links against or opens by name; a library that others link against comes first.
-_LIBRARIES = ("ascendcl", "acl_op_compiler", "hccl", "graph", "ge_runner", "acl_tdt_channel", "opapi")
+_LIBRARIES = ("ascendcl", "acl_op_compiler", "hccl", "graph", "ge_runner", "acl_tdt_channel", "opapi", "nnopbase")
 
 
 def _virtual_wanted() -> bool:

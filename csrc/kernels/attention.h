@@ -55,8 +55,7 @@ struct AttentionProblem {
   int64_t block_size = 0;                                      // of the paged cache
   int64_t out_token = 0, out_head = 0;
   int64_t lse_token = 0, lse_head = 0;
-  int64_t stat_token = 0, stat_head = 0;  // softmax_max and softmax_sum hold 8 equal values a row
-  int64_t mask_token = 0;
+  int64_t mask_head = 0, mask_token = 0;
   int64_t pse_head = 0, pse_token = 0;
   const AttentionSequence* sequences = nullptr;
   int64_t count = 0;
@@ -64,18 +63,28 @@ struct AttentionProblem {
 
 ALOFT_KERNEL_API void attention_forward(const AttentionProblem& problem);
 
-// Gradients of one training call. Rows of d_out, out lie like `out`; of dq like q, of dk, dv like k, v
-// (dense only); dpse like pse and accumulated in fp32 where pse is shared by several rows.
-struct AttentionGrad {
-  const void* d_out = nullptr;  // whole tensors below: sequences address them by the same offsets
-  const void* out = nullptr;
+// Where the gradients of a sequence go; element (row 0, head 0) of each, strides in AttentionGrad.
+struct AttentionGradSequence {
+  const void* d_out = nullptr;
   void* dq = nullptr;
   void* dk = nullptr;
   void* dv = nullptr;
   void* dq_rope = nullptr;
   void* dk_rope = nullptr;
-  float* dsinks = nullptr;  // [heads], overwritten
-  float* dpse = nullptr;    // fp32 image of pse, accumulated into
+  float* dpse = nullptr;  // fp32 image of the bias, strides of the bias; added to
 };
+
+// The backward of attention_forward for dense keys: the problem as it was run forward, with `out`,
+// softmax_max and softmax_sum as the forward left them.
+struct AttentionGrad {
+  int64_t d_out_token = 0, d_out_head = 0;
+  int64_t dq_token = 0, dq_head = 0, dq_rope_token = 0, dq_rope_head = 0;
+  int64_t dk_token = 0, dk_head = 0, dk_rope_token = 0, dk_rope_head = 0;
+  int64_t dv_token = 0, dv_head = 0;
+  float* dsinks = nullptr;  // [heads], written
+  const AttentionGradSequence* sequences = nullptr;
+};
+
+ALOFT_KERNEL_API void attention_backward(const AttentionProblem& problem, const AttentionGrad& grad);
 
 }  // namespace aloft

@@ -215,8 +215,8 @@ void finish_row(const Rows& rows, int64_t r, const float* values, float m, float
   for (int64_t i = 0; i < p.d_v; ++i) out[i] = from_float<T>(values[i] * factor);
   if (s.lse) s.lse[token * p.lse_token + head * p.lse_head] = seen ? m + logf(l) : p.empty_lse;
   if (s.softmax_max) {
-    float* to_max = s.softmax_max + token * p.stat_token + head * p.stat_head;
-    float* to_sum = s.softmax_sum + token * p.stat_token + head * p.stat_head;
+    float* to_max = s.softmax_max + token * s.stat_token + head * s.stat_head;
+    float* to_sum = s.softmax_sum + token * s.stat_token + head * s.stat_head;
     for (int i = 0; i < 8; ++i) {
       to_max[i] = largest_;
       to_sum[i] = total;
@@ -385,9 +385,11 @@ void run_dots(const AttentionProblem& p, const AttentionTask& t, Scratch& scratc
       const int64_t low = token + rows.s.low - key, high = rows.highest(token) - key;
       for (int64_t j = 0; j < low && j < n; ++j) s[j] = kMinusInf;
       for (int64_t j = high + 1 > 0 ? high + 1 : 0; j < n; ++j) s[j] = kMinusInf;
-      if (rows.s.mask)
+      if (rows.s.mask) {
+        const uint8_t* mask = rows.s.mask + head * p.mask_head + token * p.mask_token + key;
         for (int64_t j = 0; j < n; ++j)
-          if (rows.s.mask[token * p.mask_token + key + j]) s[j] = kMinusInf;
+          if (mask[j]) s[j] = kMinusInf;
+      }
       for (int64_t j = n; j < kKeyTile; ++j) s[j] = kMinusInf;
       V top = load(s);
       for (int64_t j = W; j < kKeyTile; j += W) top = maximum(top, load(s + j));
@@ -492,7 +494,7 @@ void run_block(const AttentionProblem& p, const AttentionTask& t, Scratch& scrat
     }
     if (rows.s.mask)
       for (int64_t r = 0; r < count; ++r) {
-        const uint8_t* mask = rows.s.mask + rows.token(r) * p.mask_token + key;
+        const uint8_t* mask = rows.s.mask + rows.head(r) * p.mask_head + rows.token(r) * p.mask_token + key;
         for (int64_t j = 0; j < n; ++j)
           if (mask[j]) scores[j * wide + r] = kMinusInf;
       }

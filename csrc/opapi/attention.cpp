@@ -88,6 +88,16 @@ void check_compressed_mask(const Tensor& mask) {
   }
 }
 
+void store_float(const Tensor& t, int64_t offset, float v) {
+  if (t.dtype == DType::F32) {
+    t.ptr<float>()[offset] = v;
+  } else if (t.dtype == DType::F16) {
+    t.ptr<f16>()[offset] = from_float<f16>(v);
+  } else {
+    t.ptr<bf16>()[offset] = from_float<bf16>(v);
+  }
+}
+
 std::vector<float> attention_sinks(const Tensor& sinks) {
   std::vector<float> values;
   for (int64_t i = 0; sinks && i < sinks.size(0); ++i) {

@@ -53,16 +53,12 @@ struct AttentionSparse {
   void apply(AttentionSequence* s) const;
 };
 
-// Last dimension of a mask operand is keys, the one before it query rows; how far apart batches lie.
-struct AttentionMask {
-  Tensor t;
-  int64_t batch_stride = 0, head_stride = 0;
-};
-
 std::vector<int64_t> attention_lengths(const aclIntArray* values);
 bool attention_mask_dtype(DType t);
 // A compressed mask is the strict upper triangle of ones; looked at in a few rows, in strict mode only.
 void check_compressed_mask(const Tensor& mask);
+// Stores v, rounded to the type of t, `offset` elements after its first.
+void store_float(const Tensor& t, int64_t offset, float v);
 // Sinks as fp32, whatever their type.
 std::vector<float> attention_sinks(const Tensor& sinks);
 

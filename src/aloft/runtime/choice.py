@@ -20,6 +20,7 @@ LIBRARIES = (
     "ge_runner",
     "acl_tdt_channel",
     "opapi",
+    "nnopbase",
 )
 
 
