@@ -156,26 +156,23 @@ ALOFT_ACLNN(IncreFlashAttentionV4,
 }
 
 namespace {
-// These operators need no workspace; graphs allocate what is named here once and keep it.
-int no_workspace(uint64_t* size, aclOpExecutor** executor) {
-  if (!size) return kParamNull;
-  *size = 0;
-  if (executor) *executor = nullptr;
-  return kOk;
+// These operators need no workspace. The caller destroys the executor it is given.
+int no_workspace(const char* name, uint64_t* size, aclOpExecutor** executor) {
+  return plan_operator(name, size, executor, [] { return Work(); });
 }
 }  // namespace
 
 ALOFT_API int aclnnFusedInferAttentionScoreV3GetMaxWorkspaceSize(ALOFT_FIA_V3, uint64_t* size,
                                                                  aclOpExecutor** executor) {
-  return no_workspace(size, executor);
+  return no_workspace("aclnnFusedInferAttentionScoreV3", size, executor);
 }
 ALOFT_API int aclnnFusedInferAttentionScoreV4GetMaxWorkspaceSize(ALOFT_FIA_V4, uint64_t* size,
                                                                  aclOpExecutor** executor) {
-  return no_workspace(size, executor);
+  return no_workspace("aclnnFusedInferAttentionScoreV4", size, executor);
 }
 ALOFT_API int aclnnFusedInferAttentionScoreV5GetMaxWorkspaceSize(ALOFT_FIA_V5, uint64_t* size,
                                                                  aclOpExecutor** executor) {
-  return no_workspace(size, executor);
+  return no_workspace("aclnnFusedInferAttentionScoreV5", size, executor);
 }
 
 }  // namespace aloft

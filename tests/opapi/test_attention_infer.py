@@ -390,7 +390,6 @@ def test_refusals() -> None:
         **{**good, "block_table": torch.tensor([[0, 0], [0, 4]], dtype=torch.int32)},
     )
     refused("block_size", query, cache, cache, **{**good, "block_size": 32})
-    refused("input_layout", query, cache, cache, **{**good, "input_layout": "BTND"})
     refused("no multiple", query, cache, cache, **{**good, "num_key_value_heads": 3})
     refused("dtype of query", query, cache.half(), cache, **good)
     refused("quantised", query, cache.to(torch.int8), cache.to(torch.int8), **good)

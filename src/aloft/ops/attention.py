@@ -220,3 +220,36 @@ def fused_infer(
         joined = torch.stack(outs)
         lse_all = torch.stack(lses).transpose(1, 2)[..., None]
     return join_heads(joined, target or layout), lse_all if softmax_lse_flag else lse_all.new_zeros(0)
+
+
+def paged(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    cu_query_lens: Sequence[int],
+    kv_lens: Sequence[int],
+    num_kv_heads: int,
+    scale: float,
+    window_left: int = -1,
+    soft_cap: float = 0.0,
+    causal: bool = True,
+    sinks: torch.Tensor | None = None,
+    return_lse: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """aloft::paged_attention: caches `[nb, bs, heads * D]` or `[nb, bs, heads, D]`, `window_left` keys before the row's
+    own visible (-1: all), log-sum-exp `[T, Hq]` with -inf for rows that see nothing."""
+    key_cache, value_cache = (t.flatten(2) for t in (key_cache, value_cache))
+    outs = [query.new_zeros(0, query.size(1), value_cache.size(2) // num_kv_heads)]
+    lses = [query.new_zeros(0, query.size(1))]
+    begin = 0
+    for table, end, kv_len in zip(block_table, cu_query_lens, kv_lens, strict=True):
+        q_len = end - begin
+        key, value = (read_pages(t, table, kv_len, num_kv_heads) for t in (key_cache, value_cache))
+        before = UNBOUNDED if window_left < 0 else window_left
+        shown = visible(q_len, kv_len, 4, before, 0 if causal else UNBOUNDED)
+        out, lse = attend(query[begin:end], key, value, scale, shown, soft_cap=soft_cap, sinks=sinks)
+        outs.append(out)
+        lses.append(lse)
+        begin = end
+    return torch.cat(outs), torch.cat(lses) if return_lse else query.new_zeros(0)
