@@ -40,6 +40,7 @@ void complete(EventState& state, uint64_t number, aclError error, const std::str
     std::lock_guard<std::mutex> lock(state.mutex);
     if (number == 0) number = ++state.issued;  // a replayed record
     if (number > state.completed) state.completed = number;
+    state.raised = true;
     state.time_ns = now_ns();
     state.error = error;
     state.text = text;
@@ -68,7 +69,7 @@ class WaitNode final : public SyncNode {
       : SyncNode("aclrtStreamWaitEvent"), state_(std::move(state)), number_(number) {}
   bool ready() override {
     std::lock_guard<std::mutex> lock(state_->mutex);
-    return state_->completed >= number_;
+    return state_->external ? state_->raised : state_->completed >= number_;
   }
   aclError run() override { return kOk; }
 
@@ -76,6 +77,25 @@ class WaitNode final : public SyncNode {
   const std::shared_ptr<EventState> state_;
   const uint64_t number_;
 };
+
+class ResetNode final : public SyncNode {
+ public:
+  explicit ResetNode(std::shared_ptr<EventState> state) : SyncNode("aclrtResetEvent"), state_(std::move(state)) {}
+  aclError run() override {
+    std::lock_guard<std::mutex> lock(state_->mutex);
+    state_->raised = false;
+    return kOk;
+  }
+
+ private:
+  const std::shared_ptr<EventState> state_;
+};
+
+// Nodes of external events go where operators go, into a capture too.
+aclError issue(Stream* stream, std::unique_ptr<Node> node) {
+  if (stream->diverted.load(std::memory_order_relaxed)) return divert(stream, std::move(node));
+  return submit(stream, Step{std::move(node), nullptr, 0});
+}
 
 // The time of the last finished record; an error while a later one is on its way.
 aclError finished(const std::shared_ptr<EventState>& state, const char* call, uint64_t* time_ns) {
@@ -141,6 +161,7 @@ ALOFT_API aclError aclrtRecordEvent(aclrtEvent event, aclrtStream handle) {
   if (!state) return code;
   Stream* stream = find_stream(handle, &code);
   if (!stream) return code;
+  if (state->external) return issue(stream, make_record(state, 0));
   if (stream->diverted.load(std::memory_order_relaxed)) return divert_record(stream, state);
   uint64_t number = 0;
   {
@@ -162,6 +183,7 @@ ALOFT_API aclError aclrtStreamWaitEvent(aclrtStream handle, aclrtEvent event) {
   if (!state) return code;
   Stream* stream = find_stream(handle, &code);
   if (!stream) return code;
+  if (state->external) return issue(stream, make_wait(state, 0));
   if (stream->diverted.load(std::memory_order_relaxed) || event_captured(state)) return divert_wait(stream, state);
   uint64_t number = 0;
   {
@@ -172,12 +194,15 @@ ALOFT_API aclError aclrtStreamWaitEvent(aclrtStream handle, aclrtEvent event) {
   return submit(stream, Step{make_wait(state, number), nullptr, 0});
 }
 
-// Forgets the records made so far, in stream order. Waits issued earlier keep what they wait for.
+// For external events, which are reused: in stream order, waits issued later need a new record. A wait for any other
+// event names the record it is for, so there is nothing to reset.
 ALOFT_API aclError aclrtResetEvent(aclrtEvent event, aclrtStream handle) {
   aclError code = kOk;
   const auto state = find_event(event, "aclrtResetEvent", &code);
   if (!state) return code;
-  return find_stream(handle, &code) ? kOk : code;
+  Stream* stream = find_stream(handle, &code);
+  if (!stream) return code;
+  return state->external ? issue(stream, std::make_unique<ResetNode>(state)) : kOk;
 }
 
 ALOFT_API aclError aclrtQueryEventStatus(aclrtEvent event, int* status) {
@@ -199,7 +224,7 @@ ALOFT_API aclError aclrtQueryEventWaitStatus(aclrtEvent event, int* status) {
   return code;
 }
 
-ALOFT_API aclError aclrtSynchronizeEvent(aclrtEvent event) {
+static aclError synchronize_event(aclrtEvent event, int timeout_ms) {
   aclError code = kOk;
   const auto state = find_event(event, "aclrtSynchronizeEvent", &code);
   if (!state) return code;
@@ -216,14 +241,16 @@ ALOFT_API aclError aclrtSynchronizeEvent(aclrtEvent event) {
     std::lock_guard<std::mutex> lock(state->mutex);
     return state->completed >= number;
   };
-  const aclError waited = wait_until(done, -1, "aclrtSynchronizeEvent");
+  const aclError waited = wait_until(done, timeout_ms, "aclrtSynchronizeEvent");
   if (waited != kOk) return waited;
   std::lock_guard<std::mutex> lock(state->mutex);
   return state->error == kOk ? kOk : fail_text(state->error, state->text);
 }
 
+ALOFT_API aclError aclrtSynchronizeEvent(aclrtEvent event) { return synchronize_event(event, -1); }
+
 ALOFT_API aclError aclrtSynchronizeEventWithTimeout(aclrtEvent event, int32_t timeout_ms) {
-  return aclrtSynchronizeEvent(event);
+  return synchronize_event(event, timeout_ms);
 }
 
 ALOFT_API aclError aclrtEventElapsedTime(float* ms, aclrtEvent start, aclrtEvent end) {

@@ -21,14 +21,13 @@ struct EventState {
   std::mutex mutex;
   uint64_t issued = 0;     // records given to a stream
   uint64_t completed = 0;  // number of the last record that has run
-  uint64_t reset_at = 0;   // records up to this number no longer count (aclrtResetEvent)
+  bool raised = false;     // external events: recorded and not reset since
   uint64_t time_ns = 0;    // steady clock, of the last record that has run
   aclError error = kOk;    // failure of the recording stream
   std::string text;
   bool external = false;
   int device = 0;
   std::weak_ptr<Capture> capture;  // the capture that recorded it last
-  std::string note;
 };
 
 struct Event {
@@ -36,6 +35,7 @@ struct Event {
   std::shared_ptr<EventState> state;
 };
 
+// For an external event (usable across a capture's border, wait before record allowed) `number` means nothing.
 std::unique_ptr<Node> make_record(const std::shared_ptr<EventState>& state, uint64_t number);
 std::unique_ptr<Node> make_wait(const std::shared_ptr<EventState>& state, uint64_t number);
 

@@ -64,6 +64,9 @@ ALOFT_API aclError aloftFail(aclError code, const char* text);
 ALOFT_API int aloftDeviceOf(const void* address);
 // 0 when [address, address + size) lies wholly inside one live device allocation.
 ALOFT_API int aloftCheckRange(const void* address, size_t size);
+// Zero-fills memory of any kind. Whole pages of device memory that were never touched stay untouched (they read as
+// zero), so clearing fresh memory costs nothing.
+ALOFT_API void aloftFillZero(void* address, size_t size);
 
 namespace aloft {
 

@@ -178,20 +178,11 @@ bool find_range(const void* address, Range* found) {
   return true;
 }
 
-std::vector<Range> take_ranges(uint64_t begin, uint64_t end, RangeKind kind) {
-  std::vector<Range> taken;
+bool any_range(uint64_t begin, uint64_t end) {
   Ranges& r = ranges();
-  std::unique_lock<std::shared_mutex> lock(r.mutex);
-  for (auto it = r.by_begin.lower_bound(begin); it != r.by_begin.end() && it->first < end;) {
-    if (it->second.kind == kind) {
-      taken.push_back(it->second);
-      it = r.by_begin.erase(it);
-    } else {
-      ++it;
-    }
-  }
-  r.generation.fetch_add(1, std::memory_order_release);
-  return taken;
+  std::shared_lock<std::shared_mutex> lock(r.mutex);
+  auto it = r.by_begin.lower_bound(end);
+  return it != r.by_begin.begin() && (--it)->second.end > begin;
 }
 
 aclError check_device_operand(const void* address, uint64_t size, const char* what, const char* side) {

@@ -67,8 +67,8 @@ void add_range(const Range& range);
 // Removes the range that begins at `address` if it is of one of the kinds; false when there is none.
 bool take_range(const void* address, std::initializer_list<RangeKind> kinds, Range* taken);
 bool find_range(const void* address, Range* found);
-// Removes all ranges of `kind` inside [begin, end).
-std::vector<Range> take_ranges(uint64_t begin, uint64_t end, RangeKind kind);
+// True when any range reaches into [begin, end).
+bool any_range(uint64_t begin, uint64_t end);
 
 // Reserves address space without access; alignment is a power of two of at least kPage.
 void* reserve(uint64_t size, uint64_t alignment, void* hint);

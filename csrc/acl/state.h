@@ -1,6 +1,7 @@
 // Devices, contexts and what each host thread has selected. A device's primary context owns its default
 // stream; there is one context per device, as torch_npu uses it.
 #pragma once
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -20,6 +21,7 @@ struct Context {
   Stream* default_stream = nullptr;
   std::mutex mutex;                           // guards `streams`
   std::vector<Stream*> streams;               // live ones, the default stream first
+  std::atomic<int> graph_streams{0};          // streams held by captured graphs
   uint32_t cube_limit = 0, vector_limit = 0;  // aclrtSetDeviceResLimit; 0: the whole device
 };
 

@@ -57,13 +57,22 @@ Advance advance(Stream* stream, Step& step, aclError* error, std::string* text) 
     return true;
   };
   if (step.node) return run_one(step.node.get()) ? Advance::Done : Advance::Blocked;
-  const auto& nodes = step.graph->nodes;
-  for (size_t i = step.next; i < nodes.size(); ++i) {
-    if (!run_one(nodes[i].get())) {
+  Graph& graph = *step.graph;
+  Stream* runner = nullptr;
+  if (!graph.runner.compare_exchange_strong(runner, stream) && runner != stream && *error == kOk) {
+    stream->blocked_on.store("aclmdlRIExecuteAsync (the graph still runs on another stream)",
+                             std::memory_order_relaxed);
+    return Advance::Blocked;
+  }
+  const size_t count = graph.nodes.size();
+  for (size_t i = step.next; i < count; ++i) {
+    if (!run_one(graph.nodes[i].get())) {
       step.next = i;
       return Advance::Blocked;
     }
   }
+  runner = stream;
+  if (graph.runner.compare_exchange_strong(runner, nullptr)) signal_progress();
   return Advance::Done;
 }
 
@@ -245,7 +254,7 @@ Stream* new_stream(Context* context, uint32_t priority, uint32_t flags, bool is_
   auto* stream = new Stream(context, s.next_id.fetch_add(1), priority, flags, is_default);
   {
     std::lock_guard<std::mutex> lock(context->mutex);
-    if (static_cast<int>(context->streams.size()) >= settings().profile->max_streams) {
+    if (static_cast<int>(context->streams.size()) + context->graph_streams >= settings().profile->max_streams) {
       delete stream;
       return nullptr;
     }

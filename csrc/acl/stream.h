@@ -28,10 +28,14 @@ class SyncNode : public Node {
   virtual void skip(aclError error, const std::string& text) {}
 };
 
+struct Stream;
+
 // A captured graph as the streams run it.
 struct Graph {
   std::vector<std::unique_ptr<Node>> nodes;
   uint32_t id = 0;
+  // The stream that replays it: nodes run one at a time, so a second replay waits for the first.
+  std::atomic<Stream*> runner{nullptr};
 };
 
 // One entry of a stream's queue: a node, or a graph with the place it has reached.

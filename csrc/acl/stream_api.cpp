@@ -155,6 +155,21 @@ ALOFT_API aclError aclrtGetStreamOverflowSwitch(aclrtStream handle, uint32_t* fl
   return kOk;
 }
 
+// Attributes: 1 failure mode, 2 overflow check, 3 a tag and 4 a switch for operator descriptions in profiles and traces
+// (no effect here: a trace of a graph always has the operators' names).
+ALOFT_API aclError aclrtSetStreamAttribute(aclrtStream handle, int attribute, const void* value) {
+  if (!value) return fail(kInvalidParam, "aclrtSetStreamAttribute: value is null");
+  uint32_t word = 0;
+  std::memcpy(&word, value, sizeof word);
+  if (attribute == 1) return aclrtSetStreamFailureMode(handle, word);
+  if (attribute == 2) return aclrtSetStreamOverflowSwitch(handle, word);
+  if (attribute != 3 && attribute != 4) {
+    return fail(kRtFeatureUnsupported, "aclrtSetStreamAttribute: attribute %d is not known here", attribute);
+  }
+  aclError code = kOk;
+  return find_stream(handle, &code) ? kOk : code;
+}
+
 ALOFT_API aclError aclrtResetDevice(int32_t device) {
   aclError code = kOk;
   Context* context = context_of(device, &code);
