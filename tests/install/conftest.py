@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 import tarfile
 from pathlib import Path
 
 import pytest
-from installing import REPOSITORY, Environment, Sources, run
+from installing import REPOSITORY, Environment, Sources, git_files, run
 
 
 @pytest.fixture(scope="session")
@@ -38,18 +37,11 @@ def environment(tmp_path: Path, base: Path) -> Environment:
 def sources(tmp_path_factory: pytest.TempPathFactory) -> Sources:
     """The sdist of the files git knows (and those it would add), made and unpacked."""
     root = tmp_path_factory.mktemp("sources")
-    listing = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
     tree = root / "tree"
-    for name in filter(None, listing.stdout.split("\0")):
-        if (REPOSITORY / name).is_file():
-            (tree / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(REPOSITORY / name, tree / name)
+    for path in git_files():
+        target = tree / path.relative_to(REPOSITORY)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(path, target)
     program = "from scikit_build_core.build import build_sdist; import sys; print(build_sdist(sys.argv[1]))"
     made = run([sys.executable, "-c", program, root], cwd=tree, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
     assert made.returncode == 0, made.stderr

@@ -8,6 +8,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from aloft.runtime.choice import library_folder
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
@@ -15,6 +17,13 @@ def clean_environment() -> dict[str, str]:
     """The environment without anything that chooses a runtime or another Python path."""
     ours = ("ALOFT_", "VLLM_", "ASCEND_", "PYTHON", "TORCH_", "LD_LIBRARY_PATH", "TASK_QUEUE", "COVERAGE_", "COV_")
     return {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+
+
+def git_files(*patterns: str) -> list[Path]:
+    """Files git knows, or would take."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", *patterns]
+    listing = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
+    return sorted({REPOSITORY / name for name in listing.split("\0") if name and (REPOSITORY / name).is_file()})
 
 
 def run(command: list[str | Path], cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -71,5 +80,12 @@ class Sources:
     build: Path
 
     def options(self) -> list[str]:
-        """Options of pip that build here, quickly (no optimization) and only once."""
-        return ["--no-build-isolation", "--no-deps", f"-Cbuild-dir={self.build}", "-Ccmake.build-type=Debug"]
+        """Options of pip that build here and only once.
+
+        Compiling takes minutes and is what `make build` has just done with the same files: the libraries it made are
+        packed. ALOFT_TEST_FULL_BUILD=1 (continuous integration) compiles what the sdist holds.
+        """
+        compiled = "-Ccmake.build-type=Debug"
+        packed = f"-Ccmake.define.ALOFT_PREBUILT={library_folder().resolve()}"
+        full = os.environ.get("ALOFT_TEST_FULL_BUILD") == "1"
+        return ["--no-build-isolation", "--no-deps", f"-Cbuild-dir={self.build}", compiled if full else packed]

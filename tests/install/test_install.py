@@ -8,7 +8,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from installing import Environment, Sources, run
+from installing import REPOSITORY, Environment, Sources, git_files, run
 
 PRODUCT = "import torch; print(torch.ones(2,2,device='npu')@torch.ones(2,2,device='npu'))"
 TWOS = "tensor([[2., 2.],\n        [2., 2.]], device='npu:0')\n"
@@ -105,7 +105,7 @@ class TestWheel:
         assert "ALOFT_RUNTIME=virtual" in report["runtime"]["fix"]
 
     def doctor(self, installed: Environment) -> None:
-        report = _doctor(installed)
+        report = _doctor(installed, TORCH_DEVICE_BACKEND_AUTOLOAD="1")
         assert {name: entry["status"] for name, entry in report.items() if entry["status"] == "fail"} == {}
 
     def second_platform_plugin(self, installed: Environment) -> None:
@@ -155,9 +155,14 @@ def test_sdist_holds_no_build_products(sources: Sources) -> None:
         names
     )
     assert not [name for name in names if name.endswith((".so", ".o", ".pyc")) or name.startswith((".venv", "build"))]
+    for folder in ("csrc", "src", "cmake"):
+        here = {str(path.relative_to(REPOSITORY)) for path in git_files(folder)}
+        assert {name for name in names if name.startswith(f"{folder}/") and not name.endswith("/")} == here
 
 
 def _doctor(environment: Environment, **variables: str) -> dict[str, dict[str, str]]:
+    """The checks by name; the slow one, which imports torch, only where the loading of torch_npu is not turned off."""
+    variables = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", **variables}
     result = environment.run(environment.root / "bin" / "aloft", "doctor", "--json", **variables)
     assert result.stdout, result.stderr
     return {entry["name"]: entry for entry in json.loads(result.stdout)["checks"]}
