@@ -72,7 +72,8 @@ class OutputArena:
     """Poisons the free memory from which torch's caching allocator will carve the next outputs.
 
     The allocator rounds every block up and leaves slack behind each tensor; nobody may write there. `violations` looks
-    at that slack, and at the slack of whatever lies before the tensor, through ACL's own copy function.
+    at that slack, and at the slack of whatever lies before the tensor, through ACL's own copy function. An operator whose
+    output reuses the block of a larger temporary of its own would be blamed wrongly.
     """
 
     def __init__(self, device: torch.device, large: int = 0) -> None:
@@ -80,12 +81,13 @@ class OutputArena:
         self._slack = _slack_bytes(device)
         half = (1 << 20) - _BLOCK
         sizes = [half, half] + ([large + (1 << 20)] if large else [])
-        blocks = [torch.full((n,), _POISON, dtype=torch.uint8, device=device) for n in sizes]
+        # Made on the host and copied: the arena must not need an operator of the runtime it judges.
+        blocks = [torch.full((n,), _POISON, dtype=torch.uint8).to(device) for n in sizes]
         torch.npu.synchronize()  # type: ignore[attr-defined]
         self._ranges = [(block.data_ptr(), block.data_ptr() + block.numel()) for block in blocks]
         del blocks
         # Keeps the first output off the start of the segment, so that something known lies before it.
-        self._anchor = torch.full((_BLOCK - self._slack,), _POISON, dtype=torch.uint8, device=device)
+        self._anchor = torch.full((_BLOCK - self._slack,), _POISON, dtype=torch.uint8).to(device)
 
     def covers(self, tensor: torch.Tensor) -> bool:
         """True when `tensor` lies in memory this arena has poisoned, so that its surroundings are known."""
