@@ -1,0 +1,1 @@
+"""Cases and tolerances shared by the contracts of one family of operators."""
