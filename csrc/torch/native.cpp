@@ -11,18 +11,14 @@
 namespace aloft::torch_route {
 namespace {
 
-using Fits = bool (*)(const c10::IValue* arguments);
-
-struct Native {
-  std::string_view op;             // with its overload, as the dispatcher prints it
-  std::vector<const char*> aclnn;  // what torch_npu's adapter calls
-  Fits fits;                       // null: any arguments
-};
-
 const std::vector<Native>& natives() {
-  static const std::vector<Native> table = {
-      {"scaled_dot_product_attention", {"aclnnFlashAttentionScore", "aclnnFlashAttentionScoreGrad"}, nullptr},
-  };
+  static const std::vector<Native> table = [] {
+    std::vector<Native> rows = {
+        {"scaled_dot_product_attention", {"aclnnFlashAttentionScore", "aclnnFlashAttentionScoreGrad"}, nullptr},
+    };
+    add_selection(&rows);
+    return rows;
+  }();
   return table;
 }
 

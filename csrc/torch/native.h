@@ -2,9 +2,23 @@
 #pragma once
 #include <ATen/core/boxing/KernelFunction.h>
 
+#include <string_view>
+#include <vector>
+
 #include "torch/route.h"
 
 namespace aloft::torch_route {
+
+using Fits = bool (*)(const c10::IValue* arguments);
+
+struct Native {
+  std::string_view op;             // with its overload, as the dispatcher prints it
+  std::vector<const char*> aclnn;  // what torch_npu's adapter calls
+  Fits fits;                       // null: any arguments
+};
+
+// native_selection.cpp
+void add_selection(std::vector<Native>* table);
 
 // The kernel to register for `op`: the route; or one that asks per call whether the native kernel can take
 // the arguments, with the route behind it; or an invalid one when the native kernel always can.

@@ -41,7 +41,7 @@ def _fake(call: Callable[..., Any] | None, **changes: Any) -> Contract:
         tolerance={torch.float32: Tolerance(1e-6, 0.0, "one rounding")},
         reference=lambda x: x * 2,
         cases=_cases,
-        bad=lambda: [],
+        bad=list,
         source="made up",
         call=call,
     )

@@ -23,7 +23,7 @@ def _contract(name: str = "negate", schema: str = "aten::neg") -> Contract:
         tolerance={torch.float32: EXACT},
         reference=torch.neg,
         cases=lambda: [Case("one", (torch.ones(1),))],
-        bad=lambda: [],
+        bad=list,
         source="arithmetic",
     )
 

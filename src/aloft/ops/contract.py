@@ -54,6 +54,7 @@ class Case:
         returns: dtypes of the outputs in order; None in a place means "not checked".
         tolerance: replaces the contract's tolerance for floating outputs (a long sum, for example).
         form: "namespace::name" or "namespace::name.overload" called instead of the contract's first schema.
+        reference: replaces the contract's reference (forms that mean different things).
     """
 
     label: str
@@ -63,6 +64,7 @@ class Case:
     returns: tuple[torch.dtype | None, ...] | None = None
     tolerance: Tolerance | None = None
     form: str | None = None
+    reference: Reference | None = None
 
 
 @dataclass(frozen=True)

@@ -72,8 +72,8 @@ class OutputArena:
     """Poisons the free memory from which torch's caching allocator will carve the next outputs.
 
     The allocator rounds every block up and leaves slack behind each tensor; nobody may write there. `violations` looks
-    at that slack, and at the slack of whatever lies before the tensor, through ACL's own copy function. An operator whose
-    output reuses the block of a larger temporary of its own would be blamed wrongly.
+    at that slack, and at the slack of whatever lies before the tensor, through ACL's own copy function. An operator
+    whose output reuses the block of a larger temporary of its own would be blamed wrongly.
     """
 
     def __init__(self, device: torch.device, large: int = 0) -> None:

@@ -52,7 +52,9 @@ def _cases() -> Iterator[Case]:
     for dtype in DTYPES:
         for label, (shape, dim, count) in selections.items():
             index = make.integers((count,), 0, shape[dim], torch.int32 if label == "odd" else torch.int64)
-            yield Case(f"select, {label}, {dtype}", (_operand(make, shape, dtype), dim, index), dtype=dtype, form=_SELECT)
+            yield Case(
+                f"select, {label}, {dtype}", (_operand(make, shape, dtype), dim, index), dtype=dtype, form=_SELECT
+            )
         for label, x in layouts(_operand(make, (6, 48), dtype)):
             index = make.integers((9,), 0, 6)
             yield Case(f"select, {label}, {dtype}", (x, 0, index), dtype=dtype, form=_SELECT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -35,9 +36,9 @@ def _reference(x: torch.Tensor, dim: int, index: torch.Tensor, source: Any, form
     return y
 
 
-def _call(x: torch.Tensor, dim: int, index: torch.Tensor, source: Any, form: str) -> torch.Tensor:
-    name, _, overload = form.removeprefix("aten::").partition(".")
-    return getattr(getattr(torch.ops.aten, name), overload or "default")(x, dim, index, source)
+def _case(form: str, label: str, x: torch.Tensor, dim: int, index: torch.Tensor, source: Any) -> Case:
+    reference = partial(_reference, form=form)
+    return Case(f"{form}, {label}", (x, dim, index, source), dtype=x.dtype, form=form, reference=reference)
 
 
 def _operand(make: Maker, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -61,22 +62,23 @@ def _cases() -> Iterator[Case]:
             if add:
                 index = make.integers((5, 9), 0, 20)  # several sums per place
             source: Any = _operand(make, (6, 11), dtype) if ".value" not in form else 3
-            yield Case(f"{form}, {dtype}", (x, 1, index, source, form), dtype=dtype)
+            yield _case(form, f"{dtype}", x, 1, index, source)
         for (label, x), form in zip(layouts(_operand(make, (6, 20), dtype)), FORMS[1::2] * 2, strict=False):
             index = _distinct_index(make, (5, 9), 1, 20)
             source = sliced(_operand(make, (6, 11), dtype)) if ".value" not in form else 2
-            yield Case(f"{form}, {label}, {dtype}", (x, 1, sliced(index), source, form), dtype=dtype)
+            yield _case(form, f"{label}, {dtype}", x, 1, sliced(index), source)
     for form in FORMS:
         source = make.normal((3, 7, 5)) if ".value" not in form else -1.5
         index = _distinct_index(make, (3, 4, 5), 0, 7)
-        yield Case(f"{form}, first of three dimensions", (make.normal((7, 7, 5)), 0, index, source, form))
+        yield _case(form, "first of three dimensions", make.normal((7, 7, 5)), 0, index, source)
         source = make.normal((0, 5)) if ".value" not in form else -1.5
         index = torch.empty(0, 5, dtype=torch.int64)
-        yield Case(f"{form}, empty index", (make.normal((4, 5)), 0, index, source, form))
+        yield _case(form, "empty index", make.normal((4, 5)), 0, index, source)
         source = torch.tensor(5.0) if ".value" not in form else 5.0
-        yield Case(f"{form}, scalar", (torch.tensor(1.0), 0, torch.tensor(0), source, form))
+        yield _case(form, "scalar", torch.tensor(1.0), 0, torch.tensor(0), source)
     index = make.integers((2, 3000), 0, 4)
-    yield Case("long sums in place", (shifted(make.normal((2, 5))), 1, index, make.uniform((2, 3000)), FORMS[5]))
+    long = make.uniform((2, 3000))
+    yield _case(FORMS[5], "long sums", shifted(make.uniform((2, 5))), 1, index, long)
 
 
 def _bad() -> Iterator[Bad]:
@@ -85,13 +87,13 @@ def _bad() -> Iterator[Bad]:
     index = torch.zeros(4, 3, dtype=torch.int64)
     for form in FORMS:
         value: Any = source if ".value" not in form else 1.0
-        yield Bad(f"{form}, index too large", (x, 1, index + 8, value, form), names="index")
-        yield Bad(f"{form}, negative index", (x, 1, index - 1, value, form), names="index")
-        yield Bad(f"{form}, index of other rank", (x, 1, index[0], value, form), names="index")
-        yield Bad(f"{form}, dim beyond the last", (x, 2, index, value, form), names="dim")
+        yield Bad(f"{form}, index too large", (x, 1, index + 8, value), names="index", form=form)
+        yield Bad(f"{form}, negative index", (x, 1, index - 1, value), names="index", form=form)
+        yield Bad(f"{form}, index of other rank", (x, 1, index[0], value), names="index", form=form)
+        yield Bad(f"{form}, dim beyond the last", (x, 2, index, value), names="dim", form=form)
         if ".value" not in form:
-            yield Bad(f"{form}, index larger than src", (x, 1, index, source[:, :2], form), names="src")
-            yield Bad(f"{form}, src of another dtype", (x, 1, index, source.half(), form), names="dtype")
+            yield Bad(f"{form}, index larger than src", (x, 1, index, source[:, :2]), names="src", form=form)
+            yield Bad(f"{form}, src of another dtype", (x, 1, index, source.half()), names="dtype", form=form)
 
 
 CONTRACT = Contract(
@@ -109,10 +111,8 @@ CONTRACT = Contract(
         torch.int64: EXACT,
     },
     undefined=("which of several scatter writes to one place remains",),
-    reference=_reference,
+    reference=partial(_reference, form=FORMS[0]),
     cases=_cases,
     bad=_bad,
     source="torch's definition",
-    call=_call,
-    mutates=(),
 )

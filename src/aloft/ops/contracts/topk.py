@@ -16,7 +16,7 @@ def _reference(
     x: torch.Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
 ) -> tuple[torch.Tensor, torch.Tensor]:
     line = x if x.dim() else x.view(1)
-    values, indices = line.sort(dim, descending=largest, stable=True)
+    values, indices = line.sort(stable=True, dim=dim, descending=largest)
     values, indices = values.narrow(dim, 0, k), indices.narrow(dim, 0, k)
     return (values, indices) if x.dim() else (values[0], indices[0])
 
