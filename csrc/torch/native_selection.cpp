@@ -1,14 +1,11 @@
 // Which calls of the selection operators (softmax, arg-max, top-k, sort, cumsum, index and scatter) go to libopapi.
 //
 // Whatever is not listed or does not fit takes the generic route: float64 and complex, wrong dims and shapes (whose
-// error then has torch's own type and text), and tensors so small that planning an operator costs more than it saves.
+// error then has torch's own type and text), out= forms (torch resizes those), empty tensors and scalars.
 #include "torch/native.h"
 
 namespace aloft::torch_route {
 namespace {
-
-// Below this many elements the CPU kernel is done before an aclnn operator is planned (about 10 microseconds).
-constexpr int64_t kWorthIt = 1;
 
 bool floating(const at::Tensor& t) {
   const auto type = t.scalar_type();
@@ -34,7 +31,7 @@ bool ordered(const at::Tensor& t) {
 
 // An operand of the door: up to eight dimensions, something in it, and a valid dim.
 bool fits(const at::Tensor& t, int64_t dim) {
-  return t.dim() >= 1 && t.dim() <= 8 && dim >= -t.dim() && dim < t.dim() && t.numel() >= kWorthIt;
+  return t.dim() >= 1 && t.dim() <= 8 && dim >= -t.dim() && dim < t.dim() && t.numel() > 0;
 }
 
 bool softmax(const c10::IValue* a) {
@@ -51,6 +48,15 @@ bool softmax_backward(const c10::IValue* a) {
 bool arg_extreme(const c10::IValue* a) {
   const at::Tensor& x = a[0].toTensor();
   return ordered(x) && x.scalar_type() != at::kBool && fits(x, a[1].isNone() ? 0 : a[1].toInt());
+}
+
+// torch's own argmax makes its result and calls the out= form.
+bool arg_extreme_out(const c10::IValue* a) {
+  if (!arg_extreme(a)) return false;
+  const at::Tensor &x = a[0].toTensor(), &out = a[3].toTensor();
+  const int64_t line = a[1].isNone() ? x.numel() : x.size(a[1].toInt());
+  return line > 0 && out.scalar_type() == at::kLong && out.numel() == x.numel() / line && out.is_contiguous() &&
+         out.dim() == (a[2].toBool() ? x.dim() : a[1].isNone() ? 0 : x.dim() - 1);
 }
 
 bool top_k(const c10::IValue* a) {
@@ -93,6 +99,12 @@ bool scatter(const c10::IValue* a) {
   const at::Tensor &x = a[0].toTensor(), &source = a[3].toTensor();
   return gather(a) && source.dim() == x.dim() && source.scalar_type() == x.scalar_type();
 }
+// torch's own scatter makes its result and calls the out= form.
+bool made_like(const at::Tensor& x, const at::Tensor& out) {
+  return out.scalar_type() == x.scalar_type() && out.sizes() == x.sizes();
+}
+bool scatter_out(const c10::IValue* a) { return scatter(a) && made_like(a[0].toTensor(), a[4].toTensor()); }
+bool scatter_value_out(const c10::IValue* a) { return scatter_value(a) && made_like(a[0].toTensor(), a[4].toTensor()); }
 bool scatter_add(const c10::IValue* a) { return scatter(a) && a[0].toTensor().scalar_type() != at::kBool; }
 
 }  // namespace
@@ -104,7 +116,9 @@ void add_selection(std::vector<Native>* table) {
       {"_softmax_backward_data", {"aclnnSoftmaxBackward"}, softmax_backward},
       {"_log_softmax_backward_data", {"aclnnLogSoftmaxBackward"}, softmax_backward},
       {"argmax", {"aclnnArgMax"}, arg_extreme},
+      {"argmax.out", {"aclnnArgMax"}, arg_extreme_out},
       {"argmin", {"aclnnArgMin"}, arg_extreme},
+      {"argmin.out", {"aclnnArgMin"}, arg_extreme_out},
       {"topk", {"aclnnTopk"}, top_k},
       {"sort", {"aclnnSort"}, sort},
       {"sort.stable", {"aclnnSort"}, sort_stable},
@@ -114,8 +128,10 @@ void add_selection(std::vector<Native>* table) {
       {"index_select", {"aclnnIndexSelect"}, index_select},
       {"gather", {"aclnnGather"}, gather},
       {"scatter.src", {"aclnnScatter"}, scatter},
+      {"scatter.src_out", {"aclnnScatter"}, scatter_out},
       {"scatter_.src", {"aclnnInplaceScatter"}, scatter},
       {"scatter.value", {"aclnnScatterValue"}, scatter_value},
+      {"scatter.value_out", {"aclnnScatterValue"}, scatter_value_out},
       {"scatter_.value", {"aclnnInplaceScatterValue"}, scatter_value},
       {"scatter_add", {"aclnnScatterAdd"}, scatter_add},
       {"scatter_add_", {"aclnnScatterAdd"}, scatter_add},
