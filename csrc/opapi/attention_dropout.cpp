@@ -62,4 +62,21 @@ ALOFT_ACLNN(DropoutGenMaskV2,
   return plan_mask(shape, prob, static_cast<uint64_t>(seed), static_cast<uint64_t>(offset), mask);
 }
 
+// Seed and offset as device values, read when the mask is made: a captured graph draws anew at each replay.
+ALOFT_ACLNN(DropoutGenMaskV2Tensor,
+            (const aclIntArray* shape, double prob, const aclTensor* seed, const aclTensor* offset, int64_t more_offset,
+             int prob_type, const aclTensor* mask),
+            (shape, prob, seed, offset, more_offset, prob_type, mask)) {
+  const Tensor s = in("seed", seed), o = in("offset", offset), m = out("out", mask);
+  require(s.dtype == DType::I64 && o.dtype == DType::I64 && s.numel() == 1 && o.numel() == 1,
+          "seed and offset must be int64 with one element");
+  plan_mask(shape, prob, 0, 0, mask);  // for its checks
+  int64_t elements = 1;
+  for (const int64_t n : shape->values) elements *= n;
+  return [=] {
+    generate(m.ptr<uint8_t>(), m.numel(), elements, prob, static_cast<uint64_t>(*s.ptr<int64_t>()),
+             static_cast<uint64_t>(*o.ptr<int64_t>() + more_offset));
+  };
+}
+
 }  // namespace aloft

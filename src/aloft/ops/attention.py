@@ -49,8 +49,8 @@ def attend(
     soft_cap: float = 0.0,
     sinks: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One sequence. `query` `[Sq, Hq, D]`, `key` `[Skv, Hkv, D]`, `value` `[Skv, Hkv, Dv]`, `shown` bool that broadcasts
-    to `[Hq, Sq, Skv]`, `pse` `[Hq, Sq, Skv]`, `sinks` `[Hq]`.
+    """One sequence. `query` `[Sq, Hq, D]`, `key` `[Skv, Hkv, D]`, `value` `[Skv, Hkv, Dv]`, `shown` bool that
+    broadcasts to `[Hq, Sq, Skv]`, `pse` `[Hq, Sq, Skv]`, `sinks` `[Hq]`.
 
     Returns the output `[Sq, Hq, Dv]` (zero where nothing is seen) and the log-sum-exp `[Sq, Hq]` (-inf there; the
     sinks are not in it).
