@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import aloft
+from aloft.runtime.choice import LIBRARIES
 
 ROOT = Path(__file__).resolve().parents[1]
 PYTHON_LIMIT, PYTHON_MEDIAN, CPP_LIMIT = 20_000, 5_000, 32_000
@@ -121,6 +122,22 @@ def test_no_path_of_a_developer_machine() -> None:
             continue
         found = telling.search(path.read_text(errors="replace"))
         assert not found, f"{path.relative_to(ROOT)}: {found.group()}"
+
+
+def test_library_lists_agree() -> None:
+    """The start-up hook, the command and the build name the same libraries."""
+    hook = ast.parse((ROOT / "src/_aloft_preload.py").read_text())
+    (loaded,) = [
+        ast.literal_eval(node.value)
+        for node in hook.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_LIBRARIES"
+    ]
+    cmake = (ROOT / "CMakeLists.txt").read_text() + (ROOT / "csrc/torch/CMakeLists.txt").read_text()
+    built = set(re.findall(r"^aloft_library\((\w+)", cmake, re.MULTILINE))
+    built |= set(re.search(r"foreach\(companion ([\w ]+)\)", cmake).group(1).split())
+    assert set(LIBRARIES) == built
+    # The kernels come with what links against them; csrc/torch is loaded once torch is.
+    assert set(loaded) == built - {"aloft_kernels", "aloft_torch"}
 
 
 def test_requirements_are_pinned() -> None:
