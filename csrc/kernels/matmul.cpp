@@ -102,7 +102,7 @@ bool whole_panel(const Product& c, int64_t panel) { return (panel + 1) * kPanel 
 void pack(const Product& c, int64_t panel, int count, int64_t k0, int64_t length, float* to) {
   const Operand& b = c.b;
   const Kernels& isa = kernels();
-  if (b.layout == Layout::PanelsTransposed) {
+  if (b.layout == WeightLayout::PanelsTransposed) {
     for (int64_t i = 0; i < length; i += kPanel) {
       for (int p = 0; p < count; ++p) {
         const int64_t offset = ((k0 + i) / kPanel * b.padded_rows + (panel + p) * kPanel) * kPanel;
@@ -113,7 +113,7 @@ void pack(const Product& c, int64_t panel, int count, int64_t k0, int64_t length
     return;
   }
   for (int p = 0; p < count; ++p, ++panel, to += kChunk * kPanel) {
-    if (b.layout == Layout::Panels) {
+    if (b.layout == WeightLayout::Panels) {
       isa.pack_columns(b.type, at(b.data, b.type, (panel * b.padded_rows + k0) * kPanel), kPanel, length, to);
       continue;
     }
@@ -165,8 +165,8 @@ void block(const Product& c, const float* a, int64_t chunk_stride, int64_t row0,
   const int64_t width = count * kPanel, tiles = (rows + isa.max_rows - 1) / isa.max_rows;
   const int64_t shortest = rows / tiles, taller = rows % tiles;  // the first `taller` tiles have one row more
   const bool in_place =
-      (b.layout == Layout::Panels && (tiles <= 2 || b.type == Element::F32)) ||
-      (b.layout == Layout::Strided && b.col_stride == 1 && tiles <= 2 && whole_panel(c, panel + count - 1));
+      (b.layout == WeightLayout::Panels && (tiles <= 2 || b.type == Element::F32)) ||
+      (b.layout == WeightLayout::Strided && b.col_stride == 1 && tiles <= 2 && whole_panel(c, panel + count - 1));
   float* sums = accumulators.get(rows * width);
   float* buffer = in_place ? nullptr : packed.get(kMaxGroup * kChunk * kPanel);
   for (int64_t k0 = 0; k0 < c.k; k0 += kChunk, a += chunk_stride) {
@@ -176,7 +176,7 @@ void block(const Product& c, const float* a, int64_t chunk_stride, int64_t row0,
     int64_t panel_stride = kChunk * kPanel, k_stride = kPanel;
     if (in_place) {
       type = b.type;
-      const bool panels = b.layout == Layout::Panels;
+      const bool panels = b.layout == WeightLayout::Panels;
       panel_stride = panels ? b.padded_rows * kPanel : kPanel;
       k_stride = panels ? kPanel : b.row_stride;
       weights = at(b.data, type, panel * panel_stride + k0 * k_stride);
@@ -257,18 +257,49 @@ Operand transposed(Operand x) {
   return x;
 }
 
+// Batch dimensions of one product are dropped; those that only lengthen the rows of a (the weights being the
+// same for all) become rows, so that the weights are read once.
+void fold_batch(Matmul* c) {
+  const auto drop = [c](int d) {
+    for (int i = d + 1; i < c->batch_dims; ++i) {
+      c->batch[i - 1] = c->batch[i];
+      for (Operand* x : {&c->a, &c->b, &c->out, &c->addend}) x->batch_stride[i - 1] = x->batch_stride[i];
+    }
+    --c->batch_dims;
+  };
+  for (int d = c->batch_dims - 1; d >= 0; --d) {
+    if (c->batch[d] == 1) drop(d);
+  }
+  while (c->batch_dims > 0) {
+    const int d = c->batch_dims - 1;
+    if (c->b.batch_stride[d] != 0) break;
+    for (const Operand* x : {&c->a, &c->out, &c->addend}) {
+      if (x->data && c->m != 1 && x->batch_stride[d] != c->m * x->row_stride) return;
+    }
+    for (Operand* x : {&c->a, &c->out, &c->addend}) {
+      if (c->m == 1) x->row_stride = x->batch_stride[d];
+    }
+    c->m *= c->batch[d];
+    --c->batch_dims;
+  }
+}
+
 }  // namespace
 }  // namespace matmul_detail
 
-void matmul(const Matmul& call) {
+void matmul(const Matmul& original) {
   using namespace matmul_detail;
+  Matmul call = original;
+  if (call.beta == 0) call.addend.data = nullptr;
   int64_t products = 1;
   for (int d = 0; d < call.batch_dims; ++d) products *= call.batch[d];
   if (products == 0 || call.m == 0 || call.n == 0) return;
+  fold_batch(&call);
+  products = 1;
+  for (int d = 0; d < call.batch_dims; ++d) products *= call.batch[d];
   Product one{call.m, call.n, call.k, call.a, call.b, call.out, call.addend, call.alpha, call.beta};
-  if (one.beta == 0) one.addend.data = nullptr;
   // A matrix times a few columns: the other way round, the matrix is streamed and the columns are the rows.
-  if (one.n < kPanel && one.m > one.n && one.b.layout == Layout::Strided) {
+  if (one.n < kPanel && one.m > one.n && one.b.layout == WeightLayout::Strided) {
     std::swap(one.m, one.n);
     const Operand a = one.a;
     one.a = transposed(one.b);

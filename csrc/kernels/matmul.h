@@ -16,7 +16,7 @@ namespace aloft {
 enum class Element : uint8_t { F32, F16, BF16 };
 
 // How the right operand lies in memory. Panels: FRACTAL_NZ, 16 columns wide (Ascend format 29).
-enum class Layout : uint8_t {
+enum class WeightLayout : uint8_t {
   Strided,           // row_stride (along k), col_stride (along n), in elements
   Panels,            // stored as [K, N]: element (k, n) at ((n / 16) * padded_rows + k) * 16 + n % 16
   PanelsTransposed,  // stored as [N, K]: element (k, n) at ((k / 16) * padded_rows + n) * 16 + k % 16
@@ -29,8 +29,8 @@ struct Operand {
   Element type = Element::F32;
   int64_t row_stride = 0, col_stride = 0;
   int64_t batch_stride[kMaxBatchDims] = {};
-  Layout layout = Layout::Strided;  // `b` only
-  int64_t padded_rows = 0;          // rows of the stored matrix rounded up to 16; panels only
+  WeightLayout layout = WeightLayout::Strided;  // `b` only
+  int64_t padded_rows = 0;                      // rows of the stored matrix rounded up to 16; panels only
 };
 
 struct Matmul {

@@ -16,6 +16,7 @@ const std::vector<Native>& natives() {
     std::vector<Native> rows = {
         {"scaled_dot_product_attention", {"aclnnFlashAttentionScore", "aclnnFlashAttentionScoreGrad"}, nullptr},
     };
+    add_matmul(&rows);
     add_selection(&rows);
     return rows;
   }();

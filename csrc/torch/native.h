@@ -17,7 +17,8 @@ struct Native {
   Fits fits;                       // null: any arguments
 };
 
-// native_selection.cpp
+// native_matmul.cpp, native_selection.cpp: each adds its rows.
+void add_matmul(std::vector<Native>* table);
 void add_selection(std::vector<Native>* table);
 
 // The kernel to register for `op`: the route; or one that asks per call whether the native kernel can take

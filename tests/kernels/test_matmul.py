@@ -160,7 +160,8 @@ results = dict()
 for dtype in DTYPES:
     for m, n, k in ((1, 100, 300), (2, 64, 576), (6, 50, 77), (13, 96, 300), (31, 40, 64), (70, 33, 520)):
         for how in LAYOUTS:
-            results[f"{{dtype}}-{{m}}-{{n}}-{{k}}-{{how}}"] = product(data(dtype, m, k), lay_out(data(dtype, k, n), how), n, dtype)
+            name = f"{{dtype}}-{{m}}-{{n}}-{{k}}-{{how}}"
+            results[name] = product(data(dtype, m, k), lay_out(data(dtype, k, n), how), n, dtype)
 np.savez(sys.argv[1], **results)
 """
     results = {}
