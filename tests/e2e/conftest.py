@@ -22,6 +22,9 @@ ENGINES = {
 }
 
 
+_alive = []  # an engine that is collected takes vLLM's process groups with it, which all engines here share
+
+
 def start(model, **changes):
     from vllm import LLM
 
@@ -33,7 +36,9 @@ def start(model, **changes):
         "seed": 0,
         "disable_log_stats": False,
     }
-    return LLM(model=str(model), **(settings | changes))
+    llm = LLM(model=str(model), **(settings | changes))
+    _alive.append(llm)
+    return llm
 
 
 @pytest.fixture(scope="session")

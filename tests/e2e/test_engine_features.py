@@ -9,6 +9,7 @@ import pytest
 import torch
 from conftest import core, counter, free_blocks, runner, scheduler, start
 from vllm import SamplingParams
+from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
 PROMPTS = ["hello there", "The capital of France is", "x" * 70]
@@ -111,7 +112,7 @@ def test_structured_output_is_valid_json(whole):
     outputs = whole.generate([PROMPTS[i % 3] for i in range(6)], params, use_tqdm=False)
     for i in (1, 3, 5):
         if outputs[i].outputs[0].finish_reason == "stop":
-            found = json.loads(outputs[i].outputs[0].text)
+            found = json.loads(outputs[i].outputs[0].text, strict=False)  # xgrammar lets control characters in
             assert set(found) == {"name", "n"} and isinstance(found["n"], int)
     choice = StructuredOutputsParams(choice=["Paris", "London"])
     outputs = generate(whole, temperature=0, structured_outputs=choice, ignore_eos=False)
@@ -223,7 +224,7 @@ def test_requests_wait_when_there_are_more_than_rows(whole):
 @pytest.mark.parametrize("prompt_tokens", [511, 600])
 def test_a_prompt_that_is_too_long_is_refused_and_the_engine_goes_on(whole, plain, prompt_tokens):
     if prompt_tokens > 512:
-        with pytest.raises(ValueError, match="512"):
+        with pytest.raises(VLLMValidationError, match="512"):
             generate(whole, ["z" * prompt_tokens], temperature=0)
     else:
         assert [len(row) for row in tokens(generate(whole, ["z" * prompt_tokens], temperature=0))] == [1]
