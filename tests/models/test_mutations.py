@@ -85,7 +85,7 @@ def _wrong_rope_base(patch: pytest.MonkeyPatch, case: Case) -> None:
         if hasattr(module, "_compute_cos_sin_cache") and hasattr(module, "base"):
             patch.setattr(module, "base", module.base * 1.5)
             other = module._compute_cos_sin_cache().to(module.cos_sin_cache)
-            patch.setattr(module, "cos_sin_cache", other)
+            patch.setitem(module._buffers, "cos_sin_cache", other)
 
 
 MUTATIONS: dict[str, Patch] = {
