@@ -63,7 +63,8 @@ void for_lines(const PlaceArgs& a, F&& line) {
     for (int64_t l = begin; l < end; ++l) {
       const int64_t i = l % inner;
       if (i == 0 || l == begin) nest.offsets(l / inner, start);
-      line(start[0] + i * nest.inner_stride(0), start[1] + i * nest.inner_stride(1), start[2] + i * nest.inner_stride(2));
+      line(start[0] + i * nest.inner_stride(0), start[1] + i * nest.inner_stride(1),
+           start[2] + i * nest.inner_stride(2));
     }
   });
 }
@@ -85,7 +86,8 @@ void walk(const PlaceArgs& a, F&& body) {
   T *base = static_cast<T*>(a.base), *other = static_cast<T*>(a.other);
   for_lines(a, [&](int64_t index0, int64_t base0, int64_t other0) {
     for (int64_t j = 0; j < step.length; ++j) {
-      body(base[base0 + static_cast<int64_t>(index[index0 + j * step.index]) * step.base], other[other0 + j * step.other]);
+      body(base[base0 + static_cast<int64_t>(index[index0 + j * step.index]) * step.base],
+           other[other0 + j * step.other]);
     }
   });
 }

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernels/keys.h"
+#include "kernels/lines.h"
 #include "kernels/parallel.h"
 #include "kernels/radix.h"
 
@@ -59,6 +60,9 @@ template <class T>
 int64_t first_extreme(const T* x, int64_t n, int64_t step, bool greatest) {
   using Key = decltype(sort_key(T()));
   constexpr bool kFloating = !std::is_integral<T>::value;
+  if constexpr (kFloating) {
+    if (step == 1) return line_kernels<T>().first_extreme(x, n, greatest);
+  }
   // For the smallest, NaN comes first too: torch lets it win both ways.
   auto rank = [&](T v) -> Key {
     const Key key = sort_key(v);
@@ -73,57 +77,6 @@ int64_t first_extreme(const T* x, int64_t n, int64_t step, bool greatest) {
     if (key > most) most = key, best = i;
   }
   return best;
-}
-
-// Two sweeps that the compiler turns into vector code: the greatest key, then where it is first.
-template <>
-int64_t first_extreme<float>(const float* x, int64_t n, int64_t step, bool greatest) {
-  constexpr int kWays = 16;
-  const float sign = greatest ? 1.0f : -1.0f;
-  float most[kWays];
-  bool nan = false;
-  if (step != 1 || n < 4 * kWays) {
-    float best_value = x[0] * sign;
-    int64_t best = 0;
-    for (int64_t i = 0; i < n; ++i) {
-      const float v = x[i * step] * sign;
-      if (v != v) return i;
-      if (v > best_value) best_value = v, best = i;
-    }
-    return best;
-  }
-  for (int l = 0; l < kWays; ++l) most[l] = x[l] * sign;
-  int unordered = 0;
-  int64_t i = 0;
-  for (; i + kWays <= n; i += kWays) {
-    for (int l = 0; l < kWays; ++l) {
-      const float v = x[i + l] * sign;
-      most[l] = v > most[l] ? v : most[l];
-      unordered |= v != v;
-    }
-  }
-  nan = unordered;
-  float top = most[0];
-  for (int l = 1; l < kWays; ++l) top = most[l] > top ? most[l] : top;
-  for (; i < n; ++i) {
-    const float v = x[i] * sign;
-    nan |= v != v;
-    top = v > top ? v : top;
-  }
-  if (nan) {
-    for (i = 0; x[i] == x[i]; ++i) {
-    }
-    return i;
-  }
-  const float wanted = top * sign;
-  for (i = 0; i + kWays <= n; i += kWays) {
-    int found = 0;
-    for (int l = 0; l < kWays; ++l) found |= x[i + l] == wanted;
-    if (found) break;
-  }
-  for (; x[i] != wanted; ++i) {
-  }
-  return i;
 }
 
 // An element while it is being ordered: its key and where it came from. Small keys share one word with the index.
@@ -155,31 +108,60 @@ Item<decltype(sort_key(T()))> item(T value, int64_t index, bool descending) {
   return {descending ? static_cast<Key>(~key) : key, static_cast<uint32_t>(index)};
 }
 
-// The k least items of a line, ascending, into `kept`: candidates that beat the worst of the best so far are
-// collected and thinned out when there are twice as many as needed.
+// The k least items of a line, ascending, into `kept`. The best so far are kept; candidates that beat the worst of
+// them are inserted (small k) or collected and thinned out when there are twice as many as needed.
 template <class T, class I>
 void least_items(const T* x, int64_t n, int64_t step, int64_t k, bool descending, std::vector<I>* kept) {
+  auto at = [&](int64_t i) { return item(x[i * step], i, descending); };
+  // The next place from i on that may hold something better than `worst`.
+  auto next = [&](int64_t i, const I& worst) {
+    if constexpr (!std::is_integral<T>::value) {
+      const float bound = to_float(x[static_cast<int64_t>(worst.index()) * step]);
+      if (step == 1 && bound == bound) return line_kernels<T>().skip_worse(x, i, n, bound, descending);
+    }
+    return i;
+  };
+  constexpr int64_t kBlock = 8;
   kept->clear();
+  if (k <= 32) {
+    kept->resize(static_cast<size_t>(k));
+    I* best = kept->data();
+    for (int64_t i = 0; i < k; ++i) best[i] = at(i);
+    std::sort(best, best + k);
+    for (int64_t i = k; i < n;) {
+      i = next(i, best[k - 1]);
+      for (const int64_t end = std::min(i + kBlock, n); i < end; ++i) {
+        const I candidate = at(i);
+        if (!(candidate < best[k - 1])) continue;
+        int64_t place = k - 1;
+        for (; place > 0 && candidate < best[place - 1]; --place) best[place] = best[place - 1];
+        best[place] = candidate;
+      }
+    }
+    return;
+  }
   if (k >= n / 4) {
-    for (int64_t i = 0; i < n; ++i) kept->push_back(item(x[i * step], i, descending));
+    kept->resize(static_cast<size_t>(n));
+    for (int64_t i = 0; i < n; ++i) (*kept)[static_cast<size_t>(i)] = at(i);
     if (k < n) std::nth_element(kept->begin(), kept->begin() + k, kept->end());
   } else {
-    const size_t room = static_cast<size_t>(std::max<int64_t>(2 * k, k + 512));
+    const int64_t room = std::min(n, 2 * k + 512);
     auto thin = [&] {
       std::nth_element(kept->begin(), kept->begin() + (k - 1), kept->end());
       kept->resize(static_cast<size_t>(k));
       return (*kept)[static_cast<size_t>(k - 1)];
     };
-    int64_t i = 0;
-    for (; i < n && kept->size() < room; ++i) kept->push_back(item(x[i * step], i, descending));
-    I worst = static_cast<int64_t>(kept->size()) > k ? thin() : *std::max_element(kept->begin(), kept->end());
-    for (; i < n; ++i) {
-      const I candidate = item(x[i * step], i, descending);
-      if (!(candidate < worst)) continue;
-      kept->push_back(candidate);
-      if (kept->size() == room) worst = thin();
+    for (int64_t i = 0; i < room; ++i) kept->push_back(at(i));
+    I worst = thin();
+    for (int64_t i = room; i < n;) {
+      i = next(i, worst);
+      for (const int64_t end = std::min(i + kBlock, n); i < end; ++i) {
+        const I candidate = at(i);
+        if (candidate < worst) kept->push_back(candidate);
+      }
+      if (static_cast<int64_t>(kept->size()) >= room) worst = thin();
     }
-    if (static_cast<int64_t>(kept->size()) > k) thin();
+    thin();
   }
   kept->resize(static_cast<size_t>(k));
   std::sort(kept->begin(), kept->end());
@@ -257,7 +239,8 @@ void sort_lines(const OrderingArgs& args, bool descending) {
       const Results to(args, line, args.n);
       for (size_t j = 0; j < n; ++j) {
         const int64_t from = items[j].index();
-        if (args.values) static_cast<T*>(args.values)[to.offset(static_cast<int64_t>(j))] = x[first + from * args.inner];
+        if (args.values)
+          static_cast<T*>(args.values)[to.offset(static_cast<int64_t>(j))] = x[first + from * args.inner];
         if (args.indices) args.indices[to.offset(static_cast<int64_t>(j))] = from;
       }
     });

@@ -35,8 +35,8 @@ bool with_type(DType dtype, F&& f) {
 }
 
 template <class Y>
-using Sum = std::conditional_t<
-    std::is_integral<Y>::value, uint64_t, std::conditional_t<std::is_same<Y, float>::value, double, float>>;
+using Sum = std::conditional_t<std::is_integral<Y>::value, uint64_t,
+                               std::conditional_t<std::is_same<Y, float>::value, double, float>>;
 
 // The value of x as y's type holds it, in the type the sum is kept in.
 template <class Y, class X>
@@ -63,6 +63,14 @@ constexpr int64_t kWidth = 64;  // neighbouring lines summed together
 
 template <class X, class Y>
 void sum_block(const X* x, Y* y, int64_t n, int64_t step, int64_t width) {
+  if (width == 1) {
+    Sum<Y> sum = 0;
+    for (int64_t i = 0; i < n; ++i) {
+      sum += widened<Y>(x[i * step]);
+      y[i * step] = narrowed<Y>(sum);
+    }
+    return;
+  }
   Sum<Y> sum[kWidth] = {};
   for (int64_t i = 0; i < n; ++i) {
     for (int64_t l = 0; l < width; ++l) {

@@ -24,8 +24,8 @@ static inline Split split_at(const char* name, const Tensor& t, int64_t dim) {
 }
 
 static inline void require_like(const char* name, const Tensor& t, const Tensor& x, const char* x_name) {
-  ALOFT_REQUIRE(t.dtype == x.dtype && t.same_shape(x), "%s must be %s %s like %s, got %s %s", name,
-                dtype_name(x.dtype), x.shape_text().c_str(), x_name, dtype_name(t.dtype), t.shape_text().c_str());
+  ALOFT_REQUIRE(t.dtype == x.dtype && t.same_shape(x), "%s must be %s %s like %s, got %s %s", name, dtype_name(x.dtype),
+                x.shape_text().c_str(), x_name, dtype_name(t.dtype), t.shape_text().c_str());
 }
 
 static inline bool is_index(DType dtype) { return dtype == DType::I64 || dtype == DType::I32; }

@@ -20,8 +20,8 @@ void check_index(const Tensor& index) {
 void check_range(const Tensor& index, const void* data, int64_t size) {
   const int64_t at = find_out_of_range(data, index.dtype, index.numel(), size);
   if (at < 0) return;
-  const int64_t value = index.dtype == DType::I32 ? static_cast<const int32_t*>(data)[at]
-                                                  : static_cast<const int64_t*>(data)[at];
+  const int64_t value =
+      index.dtype == DType::I32 ? static_cast<const int32_t*>(data)[at] : static_cast<const int64_t*>(data)[at];
   fail(kParamInvalid, "index %lld is out of bounds for a dimension of size %lld", static_cast<long long>(value),
        static_cast<long long>(size));
 }
@@ -76,8 +76,8 @@ Work plan_scatter(const aclTensor* self, int64_t dim, const aclTensor* index, co
           dtype_name(p.base.dtype));
   require(reduction == kReplace || reduction == kAdd, "reduce is %lld, supported are 0 (replace) and 1 (add)",
           static_cast<long long>(reduction));
-  require(reduction == kReplace || scatter_add_supports(p.base.dtype), "self has the dtype %s, which cannot be added to",
-          dtype_name(p.base.dtype));
+  require(reduction == kReplace || scatter_add_supports(p.base.dtype),
+          "self has the dtype %s, which cannot be added to", dtype_name(p.base.dtype));
   if (p.index.numel()) {
     check_extent(p.index, p.base, p.dim, "self");
     check_extent(p.index, p.other, -1, "src");
@@ -202,7 +202,7 @@ ALOFT_ACLNN(Scatter,
 }
 
 ALOFT_ACLNN(InplaceScatter,
-            (aclTensor* self, int64_t dim, const aclTensor* index, const aclTensor* src, int64_t reduce),
+            (aclTensor * self, int64_t dim, const aclTensor* index, const aclTensor* src, int64_t reduce),
             (self, dim, index, src, reduce)) {
   return plan_scatter(self, dim, index, in("src", src), static_cast<Reduction>(reduce), self);
 }
@@ -215,7 +215,7 @@ ALOFT_ACLNN(ScatterValue,
 }
 
 ALOFT_ACLNN(InplaceScatterValue,
-            (aclTensor* self, int64_t dim, const aclTensor* index, const aclScalar* value, int64_t reduce),
+            (aclTensor * self, int64_t dim, const aclTensor* index, const aclScalar* value, int64_t reduce),
             (self, dim, index, value, reduce)) {
   return plan_scatter_value(self, dim, index, value, reduce, self);
 }

@@ -140,8 +140,8 @@ ALOFT_ACLNN(Sort,
   const Split s = split_at("self", X, dim);
   check_ordered(X, s);
   require_like("values", V, X, "self");
-  ALOFT_REQUIRE(I.dtype == DType::I64 && I.same_shape(X), "indices must be int64 %s, got %s %s",
-                X.shape_text().c_str(), dtype_name(I.dtype), I.shape_text().c_str());
+  ALOFT_REQUIRE(I.dtype == DType::I64 && I.same_shape(X), "indices must be int64 %s, got %s %s", X.shape_text().c_str(),
+                dtype_name(I.dtype), I.shape_text().c_str());
   if (!X.numel()) return nullptr;
   return [=] {
     Dense x(X, Dense::Read), v(V, Dense::Write), i(I, Dense::Write);

@@ -56,7 +56,9 @@ bool arg_extreme_out(const c10::IValue* a) {
   const at::Tensor &x = a[0].toTensor(), &out = a[3].toTensor();
   const int64_t line = a[1].isNone() ? x.numel() : x.size(a[1].toInt());
   return line > 0 && out.scalar_type() == at::kLong && out.numel() == x.numel() / line && out.is_contiguous() &&
-         out.dim() == (a[2].toBool() ? x.dim() : a[1].isNone() ? 0 : x.dim() - 1);
+         out.dim() == (a[2].toBool()   ? x.dim()
+                       : a[1].isNone() ? 0
+                                       : x.dim() - 1);
 }
 
 bool top_k(const c10::IValue* a) {

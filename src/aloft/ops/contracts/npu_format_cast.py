@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from aloft.ops.contract import EXACT, Case, Contract
+from aloft.ops.contract import EXACT, Bad, Case, Contract
 from aloft.ops.generate import Maker, layouts
 
 ND, NZ, NC1HWC0, FRACTAL_Z = 2, 29, 3, 4
@@ -46,6 +46,12 @@ def _cases() -> Iterator[Case]:
                 yield Case(label, (make.normal(shape, dtype), layout), dtype=dtype)
 
 
+def _bad() -> Iterator[Bad]:
+    x = Maker("npu_format_cast, bad").normal((16, 32), torch.float16)
+    for code in (99, -5):
+        yield Bad(f"format {code}", (x, code), names="format")
+
+
 CONTRACT = Contract(
     name="npu_format_cast",
     schemas=("npu::npu_format_cast",),
@@ -60,7 +66,7 @@ CONTRACT = Contract(
     tolerance=dict.fromkeys(DTYPES, EXACT),
     reference=lambda x, acl_format: x,
     cases=_cases,
-    bad=lambda: (),
+    bad=_bad,
     call=_call,
     widen=False,
     source="contracts 1.4 and 7.16: vendor documentation and sources",
