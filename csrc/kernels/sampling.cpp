@@ -27,6 +27,7 @@ const SamplingKernels& kernels() {
 struct Scratch {
   std::vector<float> row, e;
   std::vector<float> kept;      // candidates for the k largest
+  std::vector<int32_t> left;    // tokens that are still in
   std::vector<uint64_t> items;  // key << 32 | index of tokens that may be removed
 };
 
@@ -60,7 +61,22 @@ float value_of(uint64_t item) { return key_value(static_cast<uint32_t>(item >> 3
 void top_p_row(int64_t n, float most, float p, Scratch* scratch) {
   if (p >= 1.0f) return;
   float* row = scratch->row.data();
-  // Tokens go into bins by their distance from the maximum, 1/32 nat wide: only the bin in which the
+  if (scratch->e.size() < static_cast<size_t>(n)) scratch->e.resize(static_cast<size_t>(n));
+  const float* e = scratch->e.data();
+  // Nearly all tokens are far below the maximum, and together below 1 - p: they go without being looked at.
+  const float cuts[kSamplingCuts] = {most - 5, most - 9, most - 14};
+  double masses[kSamplingCuts];
+  const double total = kernels().exps(row, scratch->e.data(), n, most, cuts, masses);
+  const double allowed = p <= 0.0f ? INFINITY : static_cast<double>(1.0f - p) * total;
+  double below = 0;
+  for (int c = 0; c < kSamplingCuts; ++c) {
+    if (masses[c] <= allowed) {
+      kernels().mask_below(row, n, cuts[c]);
+      below = masses[c];
+      break;
+    }
+  }
+  // The others go into bins by their distance from the maximum, 1/32 nat wide: only the bin in which the
   // cumulative probability passes 1 - p has to be sorted.
   constexpr int kBins = 1024;
   constexpr float kPerNat = 32;
@@ -69,33 +85,27 @@ void top_p_row(int64_t n, float most, float p, Scratch* scratch) {
     const float b = (most - v) * kPerNat;
     return b < kBins - 1 ? static_cast<int>(b) : kBins - 1;
   };
-  if (scratch->e.size() < static_cast<size_t>(n)) scratch->e.resize(static_cast<size_t>(n));
-  const float* e = scratch->e.data();
-  kernels().exps(row, scratch->e.data(), n, most);
+  std::vector<int32_t>& left = scratch->left;
+  left.clear();
   for (int64_t i = kernels().skip_to_above(row, 0, n, -INFINITY); i < n;
        i = kernels().skip_to_above(row, i, n, -INFINITY)) {
     for (const int64_t end = std::min(i + kLanes, n); i < end; ++i) {
-      if (row[i] > -INFINITY) mass[bin(row[i])] += static_cast<double>(e[i]);
+      if (!(row[i] > -INFINITY)) continue;
+      mass[bin(row[i])] += static_cast<double>(e[i]);
+      left.push_back(static_cast<int32_t>(i));
     }
   }
-  double total = 0, below = 0;
-  for (int b = kBins - 1; b >= 0; --b) total += mass[b];
-  const double allowed = p <= 0.0f ? INFINITY : static_cast<double>(1.0f - p) * total;
   int edge = kBins - 1;
   while (edge > 0 && below + mass[edge] <= allowed) below += mass[edge--];
 
   std::vector<uint64_t>& items = scratch->items;
   items.clear();
-  for (int64_t i = kernels().skip_to_above(row, 0, n, -INFINITY); i < n;
-       i = kernels().skip_to_above(row, i, n, -INFINITY)) {
-    for (const int64_t end = std::min(i + kLanes, n); i < end; ++i) {
-      if (!(row[i] > -INFINITY)) continue;
-      const int b = bin(row[i]);
-      if (b > edge) {
-        row[i] = -INFINITY;
-      } else if (b == edge) {
-        items.push_back(item_of(row[i], i));
-      }
+  for (const int32_t i : left) {
+    const int b = bin(row[i]);
+    if (b > edge) {
+      row[i] = -INFINITY;
+    } else if (b == edge) {
+      items.push_back(item_of(row[i], i));
     }
   }
   std::sort(items.begin(), items.end());

@@ -5,6 +5,9 @@
 #include "kernels/vec.h"
 
 namespace aloft {
+
+constexpr int kSamplingCuts = 3;
+
 namespace {
 
 ALOFT_INLINE bool any(i32x8 mask) {
@@ -79,12 +82,33 @@ void mask_below(float* row, int64_t n, float threshold) {
   for (; i < n; ++i) row[i] = row[i] < threshold ? -INFINITY : row[i];
 }
 
-// e[i] = exp(x[i] - most)
-void exps(const float* x, float* e, int64_t n, float most) {
+// e[i] = exp(x[i] - most); returns their sum, and in below[c] the sum of those with x[i] < cuts[c].
+double exps(const float* x, float* e, int64_t n, float most, const float* cuts, double* below) {
+  constexpr int64_t kBlock = 2048;  // summed in fp32 lanes, then in double
   const f32x8 m = splat(most);
-  int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) store(e + i, vexp(load(x + i) - m));
-  if (i < n) store_tail(e + i, vexp(load_tail(x + i, n - i) - m), n - i);
+  const f32x8 cut[kSamplingCuts] = {splat(cuts[0]), splat(cuts[1]), splat(cuts[2])};
+  double total = 0;
+  for (int c = 0; c < kSamplingCuts; ++c) below[c] = 0;
+  for (int64_t begin = 0; begin < n; begin += kBlock) {
+    const int64_t end = begin + kBlock < n ? begin + kBlock : n;
+    f32x8 all = splat(0), part[kSamplingCuts] = {};
+    for (int64_t i = begin; i < end; i += kLanes) {
+      const int64_t left = end - i;
+      const f32x8 v = left >= kLanes ? load(x + i) : load_tail(x + i, left);
+      f32x8 p = vexp(v - m);
+      if (left >= kLanes) {
+        store(e + i, p);
+      } else {
+        store_tail(e + i, p, left);
+        for (int64_t l = left; l < kLanes; ++l) p[l] = 0;
+      }
+      all += p;
+      for (int c = 0; c < kSamplingCuts; ++c) part[c] += (f32x8)((i32x8)(v < cut[c]) & (i32x8)p);
+    }
+    total += sum(all);
+    for (int c = 0; c < kSamplingCuts; ++c) below[c] += sum(part[c]);
+  }
+  return total;
 }
 
 }  // namespace
@@ -94,7 +118,7 @@ struct SamplingKernels {
   void (*narrow)(const float* row, void* to, DType dtype, int64_t n);
   int64_t (*skip_to_above)(const float* x, int64_t i, int64_t n, float bound);
   void (*mask_below)(float* row, int64_t n, float threshold);
-  void (*exps)(const float* x, float* e, int64_t n, float most);
+  double (*exps)(const float* x, float* e, int64_t n, float most, const float* cuts, double* below);
 };
 extern const SamplingKernels kSamplingAvx2;
 
