@@ -24,15 +24,23 @@ class LabelledAllocator final : public c10::Allocator {
   void copy_data(void* to, const void* from, size_t bytes) const override { default_copy_data(to, from, bytes); }
 };
 
+c10::DeleterFnPtr host_deleter = nullptr;
+
+void free_either(void* memory) {
+  const auto device = device_deleter.load(std::memory_order_relaxed);
+  (device && memory && aloftDeviceOf(memory) >= 0 ? device : host_deleter)(memory);
+}
+
 // torch's CPU allocator, except for large results while ResultsOnDevice asks for device memory.
 class SteeredAllocator final : public c10::Allocator {
  public:
-  explicit SteeredAllocator(c10::Allocator* host) : host_(host) {}
+  explicit SteeredAllocator(c10::Allocator* host) : host_(host) { host_deleter = host->raw_deleter(); }
   c10::DataPtr allocate(size_t bytes) override {
     if (results_on_device && bytes >= kAdoptBytes) return labelled(bytes);
     return host_->allocate(bytes);
   }
-  c10::DeleterFnPtr raw_deleter() const override { return host_->raw_deleter(); }
+  // For raw_allocate, which forgets the deleter (oneDNN's scratch memory comes that way).
+  c10::DeleterFnPtr raw_deleter() const override { return &free_either; }
   bool is_simple_data_ptr(const c10::DataPtr& data) const override { return host_->is_simple_data_ptr(data); }
   void copy_data(void* to, const void* from, size_t bytes) const override { default_copy_data(to, from, bytes); }
 
