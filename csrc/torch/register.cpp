@@ -80,6 +80,8 @@ std::string_view base_name(const c10::OperatorName& name) {
 
 bool takes_route(const c10::OperatorHandle& op) {
   if (kStructural.count(base_name(op.operator_name()))) return false;
+  // Its composite kernel knows the names of the devices it works for.
+  if (base_name(op.operator_name()) == "mode") return true;
   if (op.hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1) || host_kernel(c10::toString(op.operator_name())))
     return true;
   // What torch_npu leaves to its copying fallback, and what has a CPU kernel behind a composite one.
@@ -113,7 +115,8 @@ int install() {
   QuietOverrides quiet(c10::WarningUtils::get_warning_handler());
   c10::WarningUtils::WarningHandlerGuard guard(&quiet);
   const auto put = [&](const c10::OperatorName& name, c10::DispatchKey key, c10::KernelFunction kernel) {
-    kept->push_back(dispatcher.registerImpl(name, key, std::move(kernel), std::nullopt, nullptr, "aloft generic route"));
+    kept->push_back(
+        dispatcher.registerImpl(name, key, std::move(kernel), std::nullopt, nullptr, "aloft generic route"));
   };
   const auto forward = [](const c10::OperatorHandle& op, c10::DispatchKey key) {
     return c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<Forward>(op, key));

@@ -62,7 +62,7 @@ def test_out(op: Any) -> None:
         inputs, args, kwargs = to_npu((sample.input, sample.args, sample.kwargs))
         kwargs.pop("out", None)
         single = isinstance(want, torch.Tensor)
-        wanted = [want] if single else list(want)
+        wanted = [want.resolve_conj()] if single else tree_leaves(want)
         if not all(isinstance(w, torch.Tensor) for w in wanted):
             continue
         for fitting in (True, False):  # right shapes are filled in place, empty ones are resized
@@ -77,8 +77,8 @@ def test_out(op: Any) -> None:
                 assert type(refused) is type(error), f"CPU: {refused!r}; NPU: {error!r}"
                 continue
             assert_same(wanted, outs, values=not is_random(op))
-            gotten = [got] if single else list(got)
-            assert all(g.data_ptr() == o.data_ptr() for g, o in zip(gotten, outs, strict=True))
+            gotten = tree_leaves(got) if got is not None else []  # a few list operators return nothing
+            assert all(g.data_ptr() == o.data_ptr() for g, o in zip(gotten, outs, strict=False))
             if fitting:
                 assert memory == [o.data_ptr() for o in outs]
 
