@@ -1,6 +1,8 @@
 // Normalisation operators of the aclnn door.
 #include "kernels/norm.h"
 
+#include <utility>
+
 #include "kernels/norm_grad.h"
 #include "opapi/op.h"
 
@@ -248,6 +250,49 @@ ALOFT_ACLNN(LayerNorm,
   t.gamma = optional("weight", weight), t.beta = optional("bias", bias);
   t.mean = optional("mean", mean), t.rstd = optional("rstd", rstd);
   return plan_layer_norm(t, check_normalized(t.x, normalized_shape), eps);
+}
+
+// output_mask: which of dx, dgamma and dbeta are wanted.
+ALOFT_ACLNN(LayerNormBackward,
+            (const aclTensor* dy, const aclTensor* input, const aclIntArray* normalized_shape, const aclTensor* mean,
+             const aclTensor* rstd, const aclTensor* weight, const aclTensor* bias, const aclBoolArray* output_mask,
+             const aclTensor* dx, const aclTensor* dgamma, const aclTensor* dbeta),
+            (dy, input, normalized_shape, mean, rstd, weight, bias, output_mask, dx, dgamma, dbeta)) {
+  require(output_mask && output_mask->values.size() == 3, "outputMask must hold three values");
+  const auto& mask = output_mask->values;
+  const Tensor DY = in("gradOut", dy), X = in("input", input), M = in("mean", mean), R = in("rstd", rstd);
+  const Tensor W = optional("weight", weight), B = optional("bias", bias);
+  const Tensor DX = mask[0] ? out("gradInputOut", dx) : Tensor();
+  const Tensor DG = mask[1] && W ? out("gradWeightOut", dgamma) : Tensor();
+  const Tensor DB = mask[2] && B ? out("gradBiasOut", dbeta) : Tensor();
+  check_dtype("input", X);
+  check_like("gradOut", DY, "input", X);
+  const Matrix m = check_normalized(X, normalized_shape);
+  check_stats("mean", M, m.rows, false);
+  check_stats("rstd", R, m.rows, false);
+  require(M.dtype == R.dtype, "mean and rstd must have one dtype");
+  DType weight_dtype = X.dtype;
+  check_affine("weight", W, X, m.cols, &weight_dtype);
+  if (DX) check_like("gradInputOut", DX, "input", X);
+  for (const auto& [name, gradient] : {std::make_pair("gradWeightOut", DG), std::make_pair("gradBiasOut", DB)}) {
+    if (!gradient) continue;
+    check_dtype(name, gradient);
+    ALOFT_REQUIRE(gradient.numel() == m.cols, "%s has the shape %s, the normalised dimensions hold %lld elements", name,
+                  gradient.shape_text().c_str(), static_cast<long long>(m.cols));
+  }
+  return [=] {
+    Dense grad(DY, Dense::Read), rows(X, Dense::Read), gamma(W, Dense::Read);
+    Dense dx_rows(DX, Dense::Write), dweight(DG, Dense::Write), dbias(DB, Dense::Write);
+    LayerNormGradArgs a;
+    a.rows = m.rows, a.cols = m.cols, a.dtype = X.dtype, a.stats_dtype = M.dtype;
+    a.gamma_dtype = W.dtype, a.dgamma_dtype = DG.dtype, a.dbeta_dtype = DB.dtype;
+    a.dy = grad.data(), a.x = rows.data(), a.mean = M.data, a.rstd = R.data, a.gamma = gamma.data();
+    a.dx = dx_rows.data(), a.dgamma = dweight.data(), a.dbeta = dbias.data();
+    layer_norm_grad(a);
+    dx_rows.commit();
+    dweight.commit();
+    dbias.commit();
+  };
 }
 
 ALOFT_ACLNN(FastLayerNorm,

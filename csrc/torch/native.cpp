@@ -11,9 +11,17 @@
 namespace aloft::torch_route {
 namespace {
 
+// The first argument has one of the float dtypes that devices compute in.
+bool device_float(const c10::IValue* arguments) {
+  const at::ScalarType type = arguments[0].toTensor().scalar_type();
+  return type == at::kFloat || type == at::kHalf || type == at::kBFloat16;
+}
+
 const std::vector<Native>& natives() {
   static const std::vector<Native> table = [] {
     std::vector<Native> rows = {
+        {"native_layer_norm", {"aclnnLayerNorm", "aclnnLayerNormBackward"}, device_float},
+        {"native_layer_norm_backward", {"aclnnLayerNorm", "aclnnLayerNormBackward"}, device_float},
         {"scaled_dot_product_attention", {"aclnnFlashAttentionScore", "aclnnFlashAttentionScoreGrad"}, nullptr},
     };
     add_matmul(&rows);
