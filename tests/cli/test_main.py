@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 import typer
 from commands import aloft
 
@@ -12,7 +13,7 @@ from aloft import __version__
 from aloft.cli.main import app
 
 FROZEN = {
-    "serve": {"model", "--host", "--port", "--ask/--no-ask"},
+    "serve": {"--host", "--port", "--ask/--no-ask"},
     "run": {"--devices", "--soc"},
     "ops": set(),
     "doctor": {"--json"},
@@ -33,6 +34,25 @@ def test_frozen() -> None:
             if parameter.name != "help"
         }
     assert found == FROZEN
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], (None, [])),
+        (["--max-model-len", "512"], (None, ["--max-model-len", "512"])),
+        (["/m", "--port", "8001", "--max-model-len", "512"], ("/m", ["--max-model-len", "512"])),
+        (["--port", "8001", "/m", "--enforce-eager"], ("/m", ["--enforce-eager"])),
+    ],
+)
+def test_serve_knows_the_model_from_an_option_value(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str], expected: tuple[str | None, list[str]]
+) -> None:
+    calls = []
+    monkeypatch.setattr("aloft.cli.serve.serve", lambda model, host, port, rest, ask: calls.append((model, rest)) or 0)
+    with pytest.raises(SystemExit) as ended:
+        app(["serve", *arguments])
+    assert ended.value.code == 0 and calls == [expected]
 
 
 def test_version() -> None:

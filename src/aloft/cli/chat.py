@@ -7,6 +7,9 @@ import httpx
 from aloft.cli.client import Answer, Client, Message
 from aloft.cli.errors import UserError
 
+# Small models ramble at the API's default temperature of 1.
+SAMPLING = {"temperature": 0.2, "top_p": 0.9, "max_tokens": 512}
+
 
 def chat(host: str, port: int) -> int:
     """Read lines from the terminal and stream the answers until end of input."""
@@ -24,7 +27,7 @@ def chat(host: str, port: int) -> int:
             messages.append({"role": "user", "content": line})
             answer = Answer()
             try:
-                for piece in client.stream(model, messages, answer):
+                for piece in client.stream(model, messages, answer, **SAMPLING):
                     print(piece, end="", flush=True)
             except UserError as error:
                 print(f"aloft: {error}")

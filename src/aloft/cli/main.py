@@ -28,14 +28,19 @@ Port = Annotated[int, typer.Option(min=1, max=65535, help="Port of the server.")
 @app.command(context_settings=_PASS_ON)
 def serve(
     context: typer.Context,
-    model: Annotated[str | None, typer.Argument(help="Model folder or name; the demo model where left out.")] = None,
     host: Host = "127.0.0.1",
     port: Port = 8000,
     ask: Annotated[bool, typer.Option(help="Ask one question once the server is healthy.")] = True,
 ) -> None:
-    """Serve a model over the OpenAI API, in the foreground. Other options go to `vllm serve`."""
+    """aloft serve [MODEL] [OPTIONS]: serve a model over the OpenAI API, in the foreground.
+
+    MODEL is a folder or a name and comes before the options; left out, the demo model is served. Options not listed
+    here go to `vllm serve`.
+    """
     from aloft.cli.serve import serve as work
 
+    # Not an argument of the parser: that would take the value of an option it does not know for the model.
+    model = context.args.pop(0) if context.args and not context.args[0].startswith("-") else None
     raise typer.Exit(work(model, host, port, context.args, ask))
 
 
