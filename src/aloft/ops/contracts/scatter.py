@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from aloft.ops.contract import EXACT, Bad, Case, Contract
-from aloft.ops.families.rounding import rounded_once
 from aloft.ops.generate import Maker, layouts, shifted, sliced
+from aloft.ops.rounding import rounded
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8)
 FORMS = (
@@ -107,7 +107,7 @@ CONTRACT = Contract(
         "scatter_add adds in order along dim",
     ),
     tolerance={
-        **rounded_once(3e-5, 0.0, "up to 3,000 additions into one place"),
+        **rounded(4, 3e-5, 0.0, "rounded after every addition, up to 3,000 in float32 and 4 in 16 bits"),
         torch.int64: EXACT,
     },
     undefined=("which of several scatter writes to one place remains",),

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 import torch
 
 from aloft.ops.contract import Bad, Case
-from aloft.ops.families.rounding import FLOATS, rounded_once
 from aloft.ops.generate import Maker, layouts
+from aloft.ops.rounding import FLOATS, rounded
 
 DTYPES = FLOATS
-TOLERANCE = rounded_once(4e-6, 1e-6, "fp32 exponential and sums, in any order")
+TOLERANCE = rounded(1, 4e-6, 1e-6, "exponential and sums in any order")
 
 _INF, _NAN = float("inf"), float("nan")
 
