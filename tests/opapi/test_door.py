@@ -7,57 +7,20 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from ctypes import POINTER, byref, c_double, c_int64, c_uint64, c_void_p
+from ctypes import POINTER, byref, c_double, c_int64, c_uint64
 
 import pytest
 import torch
 import torch_npu  # noqa: F401
+from aclnn_door import INVALID, NULL, Door
 
 import aloft
 
-NULL, INVALID = 161001, 161002
-FLOAT = 0
-Shape = tuple[int, ...]
-
-
-class Door:
-    """libopapi with the pieces of its interface that the tests use."""
-
-    def __init__(self) -> None:
-        folder = f"{aloft.__path__[0]}/lib"
-        self.opapi = ctypes.CDLL(f"{folder}/libopapi.so")
-        self.runtime = ctypes.CDLL(f"{folder}/libascendcl.so")
-        self.runtime.aclGetRecentErrMsg.restype = ctypes.c_char_p
-        self.opapi.aclCreateTensor.restype = c_void_p
-
-    def tensor(self, x: torch.Tensor, shape: Shape | None = None, layout: int = 2) -> c_void_p:
-        sizes = tuple(x.shape) if shape is None else shape
-        strides = tuple(x.stride()) if shape is None else (1,) * len(sizes)
-        dims, steps = (c_int64 * len(sizes))(*sizes), (c_int64 * len(sizes))(*strides)
-        n = c_uint64(len(sizes))
-        return c_void_p(
-            self.opapi.aclCreateTensor(
-                dims, n, FLOAT, steps, c_int64(0), layout, dims, n, c_void_p(x.untyped_storage().data_ptr())
-            )
-        )
-
-    def plan(self, x: c_void_p, y: c_void_p) -> tuple[int, c_void_p]:
-        size, executor = c_uint64(7), c_void_p()
-        code = self.opapi.aclnnFastGeluGetWorkspaceSize(x, y, byref(size), byref(executor))
-        assert size.value == 0
-        return code, executor
-
-    def run(self, executor: c_void_p) -> int:
-        stream = c_void_p(torch.npu.current_stream().npu_stream)
-        return self.opapi.aclnnFastGelu(None, c_uint64(0), executor, stream)
-
-    def message(self) -> str:
-        return self.runtime.aclGetRecentErrMsg().decode()
+GELU = "aclnnFastGelu"
 
 
 @pytest.fixture(scope="module")
 def door() -> Door:
-    torch.zeros(1).npu()
     return Door()
 
 
@@ -68,54 +31,54 @@ def pair() -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_an_executor_runs_once(door: Door, pair: tuple[torch.Tensor, torch.Tensor]) -> None:
     x, y = map(door.tensor, pair)
-    code, executor = door.plan(x, y)
+    code, executor = door.plan(GELU, x, y)
     assert code == 0 and executor.value
     # what was planned must not depend on the operand objects any more
     door.opapi.aclDestroyTensor(x)
     door.opapi.aclDestroyTensor(y)
-    assert door.run(executor) == 0
+    assert door.run(GELU, executor) == 0
     want = pair[0].cpu() * torch.sigmoid(1.702 * pair[0].cpu())
     torch.testing.assert_close(pair[1].cpu(), want)
-    assert door.run(executor) == INVALID
+    assert door.run(GELU, executor) == INVALID
     assert "used before" in door.message()
 
 
 def test_a_repeatable_executor_runs_until_destroyed(door: Door, pair: tuple[torch.Tensor, torch.Tensor]) -> None:
-    _, executor = door.plan(*map(door.tensor, pair))
+    _, executor = door.plan(GELU, *map(door.tensor, pair))
     assert door.opapi.aclSetAclOpExecutorRepeatable(executor) == 0
-    assert [door.run(executor) for _ in range(3)] == [0, 0, 0]
+    assert [door.run(GELU, executor) for _ in range(3)] == [0, 0, 0]
     assert door.opapi.aclDestroyAclOpExecutor(executor) == 0
-    assert door.run(executor) == INVALID
+    assert door.run(GELU, executor) == INVALID
     assert door.opapi.aclDestroyAclOpExecutor(executor) != 0
 
 
 def test_plans_that_never_run_do_not_pile_up(door: Door, pair: tuple[torch.Tensor, torch.Tensor]) -> None:
     x, y = map(door.tensor, pair)
-    first = door.plan(x, y)[1]
-    seen = {door.plan(x, y)[1].value for _ in range(70_000)}
+    first = door.plan(GELU, x, y)[1]
+    seen = {door.plan(GELU, x, y)[1].value for _ in range(70_000)}
     assert len(seen) < 66_000
-    code, last = door.plan(x, y)
-    assert code == 0 and door.run(last) == 0
+    code, last = door.plan(GELU, x, y)
+    assert code == 0 and door.run(GELU, last) == 0
     assert first.value in seen  # the oldest was taken back
 
 
 def test_missing_operands(door: Door, pair: tuple[torch.Tensor, torch.Tensor]) -> None:
-    code, executor = door.plan(None, door.tensor(pair[1]))
+    code, executor = door.plan(GELU, None, door.tensor(pair[1]))
     assert (code, executor.value) == (NULL, None)
     message = door.message()
     assert "aclnnFastGelu" in message and "self is missing" in message and "161001" in message
-    assert door.run(executor) == NULL
+    assert door.run(GELU, executor) == NULL
     assert "GetWorkspaceSize failed" in door.message()
     assert door.opapi.aclnnFastGeluGetWorkspaceSize(door.tensor(pair[0]), door.tensor(pair[1]), None, None) == NULL
 
 
 def test_operands_are_checked(door: Door, pair: tuple[torch.Tensor, torch.Tensor]) -> None:
     y = door.tensor(pair[1])
-    assert door.plan(door.tensor(pair[0], (1,) * 9), y)[0] == INVALID
+    assert door.plan(GELU, door.tensor(pair[0], (1,) * 9), y)[0] == INVALID
     assert "9 dimensions" in door.message()
-    assert door.plan(door.tensor(pair[0], layout=29), y)[0] == INVALID
+    assert door.plan(GELU, door.tensor(pair[0], layout=29), y)[0] == INVALID
     assert "FRACTAL_NZ" in door.message()
-    assert door.plan(door.tensor(pair[0], (4, 3)), y)[0] == INVALID
+    assert door.plan(GELU, door.tensor(pair[0], (4, 3)), y)[0] == INVALID
     assert "out must" in door.message()
 
 
@@ -127,7 +90,6 @@ def test_view_shape_is_a_copy_the_caller_owns(door: Door, pair: tuple[torch.Tens
 
 
 def test_scalars(door: Door) -> None:
-    door.opapi.aclCreateScalar.restype = c_void_p
     assert door.opapi.aclCreateScalar(byref(c_double(2.5)), 11)
     assert not door.opapi.aclCreateScalar(None, 11)
     assert "null pointer" in door.message()
