@@ -7,7 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from aloft.ops.contract import Contract, Tolerance
+from aloft.ops.exports import served_operators
 from aloft.ops.registry import overloads
+from aloft.runtime.choice import library_folder
 
 _HEAD = """# Operators
 
@@ -24,7 +26,23 @@ def render(contracts: Sequence[Contract]) -> str:
     """The document for `contracts`, in the order given."""
     parts = [_HEAD, _table(contracts)]
     parts += [_section(contract) for contract in contracts]
-    return "\n".join(parts)
+    return "\n".join([*parts, _served()])
+
+
+def _served() -> str:
+    names = served_operators(library_folder() / "libopapi.so")
+    lines = [
+        "## Served by own kernels",
+        "",
+        f"The virtual NPU's `libopapi` has these {len(names)} aclnn operators:",
+        "",
+    ]
+    lines.append(", ".join(f"`{name}`" for name in names) + ".")
+    lines += [
+        "",
+        "Other `aten` operators run through torch's CPU kernels on the same memory; other `npu` ones are refused.",
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def _table(contracts: Sequence[Contract]) -> str:
@@ -50,9 +68,17 @@ def _section(contract: Contract) -> str:
     if contract.mutates:
         lines.append(f"* **changes in place, undeclared:** {', '.join(contract.mutates)}")
     lines += [f"* **undefined:** {text}" for text in contract.undefined]
-    lines += [f"* **precision**, {_key(key)}: {_tolerance(each)}" for key, each in contract.tolerance.items()]
+    lines += _precision(contract)
     lines += [f"* **source:** {contract.source}", ""]
     return "\n".join(lines)
+
+
+def _precision(contract: Contract) -> list[str]:
+    """One line per tolerance, naming every dtype that has it."""
+    shared: dict[str, list[str]] = {}
+    for key, tolerance in contract.tolerance.items():
+        shared.setdefault(_tolerance(tolerance), []).append(_key(key))
+    return [f"* **precision**, {', '.join(keys)}: {text}" for text, keys in shared.items()]
 
 
 def _dtypes(dtypes: Sequence[torch.dtype]) -> str:
