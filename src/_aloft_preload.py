@@ -10,7 +10,17 @@ import os
 import sys
 
 # What torch_npu links against or opens by name; a library that others link against comes first.
-_LIBRARIES = ("ascendcl", "acl_op_compiler", "hccl", "graph", "ge_runner", "acl_tdt_channel", "opapi", "nnopbase")
+_LIBRARIES = (
+    "ascendcl",
+    "acl_op_compiler",
+    "hccl",
+    "graph",
+    "ge_runner",
+    "acl_tdt_channel",
+    "opapi",
+    "nnopbase",
+    "atb",
+)
 
 
 def _virtual_wanted() -> bool:

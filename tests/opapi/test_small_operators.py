@@ -30,6 +30,7 @@ OPERATORS = (
     "npu_interleave_rope",
     "npu_layer_norm_eval",
     "npu_mrope",
+    "npu_reshape_and_cache",
     "npu_rms_norm",
     "npu_rotary_mul",
     "npu_scatter_nd_update_",

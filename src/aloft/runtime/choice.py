@@ -21,6 +21,7 @@ LIBRARIES = (
     "acl_tdt_channel",
     "opapi",
     "nnopbase",
+    "atb",
     "aloft_torch",
 )
 
