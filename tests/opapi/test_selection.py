@@ -125,7 +125,7 @@ def test_indexing(dtype: torch.dtype) -> None:
         if dtype != torch.bool:
             _same(lambda t, i, s, d=dim: t.scatter_add(d, i, s), x, order, source)
             _same(lambda t, i, s, d=dim: t.clone().scatter_add_(d, i, s), x, order, source)
-                _same(lambda t, i, s, d=dim: t.scatter_reduce(d, i, s, "amax"), x, order, source)
+            _same(lambda t, i, s, d=dim: t.scatter_reduce(d, i, s, "amax"), x, order, source)
 
 
 def test_out_forms() -> None:
