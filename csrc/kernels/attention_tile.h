@@ -9,17 +9,19 @@ constexpr int64_t kSplitKeys = 512;  // keys a task of a short query handles
 constexpr int64_t kDotRows = 8;      // up to this many rows (query tokens x heads of a group): dot products
 constexpr int64_t kBlockRows = 96;   // above: blocks of about this many rows, as matrix products
 
-// Rows [row0, row0 + rows) of one key-value head of one sequence against keys [key0, key1).
-// Row r is query token r / group, head kv_head * group + r % group.
+// Rows [row0, row0 + rows) of some key-value heads of one sequence against keys [key0, key1).
+// Row r of a head is query token r / group, head kv_head * group + r % group.
 struct AttentionTask {
-  int64_t sequence = 0, kv_head = 0, row0 = 0, rows = 0, key0 = 0, key1 = 0;
-  float* partial = nullptr;  // null: the task finishes its rows; else rows x (d_v padded + 2): values, max, sum
+  int64_t sequence = 0, kv_head = 0, kv_heads = 1, row0 = 0, rows = 0, key0 = 0, key1 = 0;
+  // Null: the task finishes its rows; else, head by head, rows x (d_v padded + 2): values, max, sum.
+  float* partial = nullptr;
 };
 
 struct AttentionKernels {
   int64_t lanes;
   void (*run)(const AttentionProblem& problem, const AttentionTask& task);
-  void (*merge)(const AttentionProblem& problem, const AttentionTask& task, int64_t splits);
+  // Finishes the rows of one head: `splits` partial results, each `step` floats after the one before.
+  void (*merge)(const AttentionProblem& problem, const AttentionTask& task, int64_t splits, int64_t step);
   // C[m, n] (+)= A . B with A(i, k) = a[i * row_a + k * col_a], B and C row-major, n a multiple of lanes.
   void (*gemm)(int64_t m, int64_t n, int64_t k, const float* a, int64_t row_a, int64_t col_a, const float* b,
                int64_t ldb, float* c, int64_t ldc, bool accumulate);

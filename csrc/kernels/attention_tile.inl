@@ -160,10 +160,11 @@ struct Rows {  // the rows of a task: token = first + r / group
   const AttentionProblem& p;
   const AttentionTask& t;
   const AttentionSequence& s;
+  const int64_t kv_head;
   int64_t group, d, d_padded, v_padded, begin, end, count;
 
-  Rows(const AttentionProblem& problem, const AttentionTask& task)
-      : p(problem), t(task), s(problem.sequences[task.sequence]), count(task.rows) {
+  Rows(const AttentionProblem& problem, const AttentionTask& task, int64_t head)
+      : p(problem), t(task), s(problem.sequences[task.sequence]), kv_head(head), count(task.rows) {
     group = p.heads / p.kv_heads;
     d = p.d + p.d_rope;
     d_padded = attention_pad(d, W);
@@ -175,7 +176,7 @@ struct Rows {  // the rows of a task: token = first + r / group
     end = highest(last) + 1 < t.key1 ? highest(last) + 1 : t.key1;
   }
   int64_t token(int64_t r) const { return (t.row0 + r) / group; }
-  int64_t head(int64_t r) const { return t.kv_head * group + (t.row0 + r) % group; }
+  int64_t head(int64_t r) const { return kv_head * group + (t.row0 + r) % group; }
   int64_t highest(int64_t token) const {
     const int64_t by_band = token + s.high;
     return s.prefix - 1 > by_band ? s.prefix - 1 : by_band;
@@ -227,7 +228,8 @@ void finish_row(const Rows& rows, int64_t r, const float* values, float m, float
 template <class T>
 inline void hand_over(const Rows& rows, int64_t r, const float* values, float m, float l) {
   if (!rows.t.partial) return finish_row<T>(rows, r, values, m, l);
-  float* to = rows.t.partial + r * attention_partial_row(rows.p);
+  const int64_t row = (rows.kv_head - rows.t.kv_head) * rows.count + r;
+  float* to = rows.t.partial + row * attention_partial_row(rows.p);
   for (int64_t i = 0; i < rows.v_padded; ++i) to[i] = values[i];
   to[rows.v_padded] = m;
   to[rows.v_padded + 1] = l;
@@ -235,9 +237,19 @@ inline void hand_over(const Rows& rows, int64_t r, const float* values, float m,
 
 // ---- few rows: dot products straight from the cache ------------------------------------------------------------
 
+// Rows of a head lie far apart in a cache that holds all heads of a token: no hardware prefetcher follows them.
+template <class T>
+inline void fetch(const T* row, int64_t n) {
+  const char* line = reinterpret_cast<const char*>(row);
+  for (int64_t i = 0; i < n * static_cast<int64_t>(sizeof(T)); i += 64) __builtin_prefetch(line + i, 0, 2);
+}
+
 template <class T, int MB>
-inline void dot_rows(const float* q, int64_t d, const T* const* keys, int64_t n4, float* scores) {
+inline void dot_rows(const float* q, int64_t d, const T* const* keys, int64_t n4, float* scores,
+                     const T* const* ahead) {
   for (int64_t j = 0; j < n4; j += 4) {
+    if (ahead)
+      for (int c = 0; c < 4; ++c) fetch(ahead[j + c], d);
     const T *k0 = keys[j], *k1 = keys[j + 1], *k2 = keys[j + 2], *k3 = keys[j + 3];
     V sum_[MB][4];
     for (int m = 0; m < MB; ++m)
@@ -259,12 +271,14 @@ inline void dot_rows(const float* q, int64_t d, const T* const* keys, int64_t n4
 }
 
 template <class T, int MB, int NV>
-inline void add_values(const float* weights, const T* const* values, int64_t at, int64_t n, float* out, int64_t ldo) {
+inline void add_values(const float* weights, const T* const* values, int64_t at, int64_t n, float* out, int64_t ldo,
+                       const T* const* ahead) {
   V sum_[MB][NV];
   for (int m = 0; m < MB; ++m)
     for (int c = 0; c < NV; ++c) sum_[m][c] = load(out + m * ldo + at + c * W);
   for (int64_t j = 0; j < n; ++j) {
     const T* row = values[j] + at;
+    if (ahead) fetch(ahead[j] + at, NV * W);
     V v[NV];
     for (int c = 0; c < NV; ++c) v[c] = load(row + c * W);
 #pragma GCC unroll 4
@@ -278,155 +292,183 @@ inline void add_values(const float* weights, const T* const* values, int64_t at,
 }
 
 template <class T, int MB>
-inline void dot_block(const float* q, int64_t d, const T* const* keys, int64_t n4, float* scores) {
-  dot_rows<T, MB>(q, d, keys, n4, scores);
-}
-
-template <class T, int MB>
-inline void value_block(const float* weights, const T* const* values, int64_t d_v, int64_t n, float* out, int64_t ldo) {
+inline void value_block(const float* weights, const T* const* values, int64_t d_v, int64_t n, float* out, int64_t ldo,
+                        const T* const* ahead) {
   int64_t at = 0;
-  for (; at + 4 * W <= d_v; at += 4 * W) add_values<T, MB, 4>(weights, values, at, n, out, ldo);
-  for (; at < d_v; at += W) add_values<T, MB, 1>(weights, values, at, n, out, ldo);
+  for (; at + 4 * W <= d_v; at += 4 * W) add_values<T, MB, 4>(weights, values, at, n, out, ldo, ahead);
+  for (; at < d_v; at += W) add_values<T, MB, 1>(weights, values, at, n, out, ldo, ahead);
 }
 
 template <class T>
-void all_dots(const float* q, int64_t rows, int64_t d, const T* const* keys, int64_t n4, float* scores) {
+void all_dots(const float* q, int64_t rows, int64_t d, const T* const* keys, int64_t n4, float* scores,
+              const T* const* ahead) {
   for (int64_t m = 0; m < rows;) {
     const int64_t left = rows - m;
     const int64_t step = left == kMaxDot + 1 && kMaxDot > 2 ? kMaxDot - 1 : (left < kMaxDot ? left : kMaxDot);
     const float* from = q + m * d;
     float* to = scores + m * kKeyTile;
-    if (step == 1) dot_block<T, 1>(from, d, keys, n4, to);
-    if (step == 2) dot_block<T, 2>(from, d, keys, n4, to);
-    if (step == 3) dot_block<T, 3>(from, d, keys, n4, to);
-    if (kMaxDot > 3 && step == 4) dot_block<T, kMaxDot>(from, d, keys, n4, to);
+    if (step == 1) dot_rows<T, 1>(from, d, keys, n4, to, m ? nullptr : ahead);
+    if (step == 2) dot_rows<T, 2>(from, d, keys, n4, to, m ? nullptr : ahead);
+    if (step == 3) dot_rows<T, 3>(from, d, keys, n4, to, m ? nullptr : ahead);
+    if (kMaxDot > 3 && step == 4) dot_rows<T, kMaxDot>(from, d, keys, n4, to, m ? nullptr : ahead);
     m += step;
   }
 }
 
 template <class T>
 void all_values(const float* weights, int64_t rows, const T* const* values, int64_t d_v, int64_t n, float* out,
-                int64_t ldo) {
+                int64_t ldo, const T* const* ahead) {
   for (int64_t m = 0; m < rows;) {
     const int64_t left = rows - m;
     const int64_t step = left == kMaxDot + 1 && kMaxDot > 2 ? kMaxDot - 1 : (left < kMaxDot ? left : kMaxDot);
     const float* from = weights + m * kKeyTile;
     float* to = out + m * ldo;
-    if (step == 1) value_block<T, 1>(from, values, d_v, n, to, ldo);
-    if (step == 2) value_block<T, 2>(from, values, d_v, n, to, ldo);
-    if (step == 3) value_block<T, 3>(from, values, d_v, n, to, ldo);
-    if (kMaxDot > 3 && step == 4) value_block<T, kMaxDot>(from, values, d_v, n, to, ldo);
+    if (step == 1) value_block<T, 1>(from, values, d_v, n, to, ldo, m ? nullptr : ahead);
+    if (step == 2) value_block<T, 2>(from, values, d_v, n, to, ldo, m ? nullptr : ahead);
+    if (step == 3) value_block<T, 3>(from, values, d_v, n, to, ldo, m ? nullptr : ahead);
+    if (kMaxDot > 3 && step == 4) value_block<T, kMaxDot>(from, values, d_v, n, to, ldo, m ? nullptr : ahead);
     m += step;
   }
 }
 
-template <class T>
-void run_dots(const AttentionProblem& p, const AttentionTask& t, Scratch& scratch) {
-  const Rows rows(p, t);
-  const int64_t m_rows = rows.count, dp = rows.d_padded, vp = rows.v_padded;
-  const Lie k_lie{p.k_token, p.k_head, p.k_block, p.k_chunk, p.block_size};
-  const Lie r_lie{p.k_rope_token, p.k_rope_head, p.k_rope_block, p.k_rope_chunk, p.block_size};
-  const Lie v_lie{p.v_token, p.v_head, p.v_block, p.v_chunk, p.block_size};
-  const bool direct_k = p.d_rope == 0 && p.d % W == 0 && p.k_chunk == 16;
-  const bool direct_v = p.d_v % W == 0 && p.v_chunk == 16;
-  float* q = scratch.get(m_rows * (dp + kKeyTile + vp + 2) + kKeyTile * (dp + vp) + 64);
-  float* scores = q + m_rows * dp;
-  float* out = scores + m_rows * kKeyTile;
-  float* wide_k = out + m_rows * vp;
-  float* wide_v = wide_k + kKeyTile * dp;
-  float* m_all = wide_v + kKeyTile * vp;
-  float* l_all = m_all + m_rows;
-  for (int64_t r = 0; r < m_rows; ++r) {
-    const T* from = static_cast<const T*>(rows.s.q) + rows.token(r) * p.q_token + rows.head(r) * p.q_head;
-    widen(from, p.d, 16, q + r * dp, p.d_rope ? p.d : dp);
-    if (p.d_rope) {
-      const T* rope =
-          static_cast<const T*>(rows.s.q_rope) + rows.token(r) * p.q_rope_token + rows.head(r) * p.q_rope_head;
-      widen(rope, p.d_rope, 16, q + r * dp + p.d, dp - p.d);
-    }
-    for (int64_t i = 0; i < dp; ++i) q[r * dp + i] *= p.scale;
-    m_all[r] = kMinusInf;
-    l_all[r] = 0.f;
+// Weights of one row over one tile from its scores; the row's maximum, sum and output are brought up to date.
+inline void soften(const Rows& rows, int64_t r, int64_t key, int64_t n, float* s, float* m, float* l, float* out) {
+  const AttentionProblem& p = rows.p;
+  const int64_t token = rows.token(r), head = rows.head(r);
+  if (rows.s.pse)
+    for (int64_t j = 0; j < n; ++j) s[j] += pse_at(p, rows.s, head, token, key + j);
+  if (p.soft_cap > 0.f)
+    for (int64_t j = 0; j < kKeyTile; j += W)
+      store(s + j, soft_cap_vector(load(s + j), set1(p.soft_cap), set1(1.f / p.soft_cap)));
+  const int64_t low = token + rows.s.low - key, high = rows.highest(token) - key;
+  for (int64_t j = 0; j < low && j < n; ++j) s[j] = kMinusInf;
+  for (int64_t j = high + 1 > 0 ? high + 1 : 0; j < n; ++j) s[j] = kMinusInf;
+  if (rows.s.mask) {
+    const uint8_t* mask = rows.s.mask + head * p.mask_head + token * p.mask_token + key;
+    for (int64_t j = 0; j < n; ++j)
+      if (mask[j]) s[j] = kMinusInf;
   }
-  memset(out, 0, static_cast<size_t>(m_rows * vp) * sizeof(float));
+  for (int64_t j = n; j < kKeyTile; ++j) s[j] = kMinusInf;
+  V top = load(s);
+  for (int64_t j = W; j < kKeyTile; j += W) top = maximum(top, load(s + j));
+  const float tile_max = largest(top);
+  const float m_new = tile_max > *m ? tile_max : *m;
+  const float m_safe = m_new == kMinusInf ? 0.f : m_new;
+  V total = set1(0.f);
+  for (int64_t j = 0; j < kKeyTile; j += W) {
+    const V e = exp_vector(sub(load(s + j), set1(m_safe)));
+    total = add(total, e);
+    store(s + j, e);
+  }
+  if (m_new != *m && *l != 0.f) {
+    const float alpha = exp_scalar(*m - m_safe);
+    *l *= alpha;
+    for (int64_t i = 0; i < rows.v_padded; i += W) store(out + i, mul(load(out + i), set1(alpha)));
+  }
+  *l += sum(total);
+  *m = m_new;
+  if (rows.drop())
+    for (int64_t j = 0; j < n; ++j) s[j] = rows.keeps(r, key + j) ? s[j] / p.keep_prob : 0.f;
+}
+
+// Pointers to the rows of one head in one tile.
+template <class T>
+struct TileRows {
   const T* keys[kKeyTile];
   const T* values[kKeyTile];
+  void find(const AttentionProblem& p, const AttentionSequence& s, int64_t kv_head, int64_t key, int64_t n) {
+    const Lie k_lie{p.k_token, p.k_head, p.k_block, p.k_chunk, p.block_size};
+    const Lie v_lie{p.v_token, p.v_head, p.v_block, p.v_chunk, p.block_size};
+    find_rows(s.k, s.blocks, k_lie, kv_head, key, n, keys);
+    find_rows(s.v, s.blocks, v_lie, kv_head, key, n, values);
+    for (int64_t j = n; j < kKeyTile; ++j) keys[j] = keys[n - 1], values[j] = values[n - 1];
+  }
+};
+
+template <class T>
+void run_dots(const AttentionProblem& p, const AttentionTask& t, Scratch& scratch) {
+  const Rows first(p, t, t.kv_head);
+  const AttentionSequence& s = first.s;
+  const int64_t m_rows = first.count, dp = first.d_padded, vp = first.v_padded, heads = t.kv_heads;
+  const bool direct_k = p.d_rope == 0 && p.d % W == 0 && p.k_chunk == 16;
+  const bool direct_v = p.d_v % W == 0 && p.v_chunk == 16;
+  const int64_t of_head = m_rows * (dp + vp + 2);
+  float* scores = scratch.get(heads * of_head + kKeyTile * (m_rows + dp + vp) + 64);
+  float* wide_k = scores + m_rows * kKeyTile;
+  float* wide_v = wide_k + kKeyTile * dp;
+  float* state = wide_v + kKeyTile * vp;  // of each head: queries, outputs, maxima, sums
+  for (int64_t h = 0; h < heads; ++h) {
+    const Rows rows(p, t, t.kv_head + h);
+    float *q = state + h * of_head, *out = q + m_rows * dp, *m = out + m_rows * vp, *l = m + m_rows;
+    for (int64_t r = 0; r < m_rows; ++r) {
+      const int64_t token = rows.token(r), head = rows.head(r);
+      widen(static_cast<const T*>(s.q) + token * p.q_token + head * p.q_head, p.d, 16, q + r * dp, p.d_rope ? p.d : dp);
+      if (p.d_rope)
+        widen(static_cast<const T*>(s.q_rope) + token * p.q_rope_token + head * p.q_rope_head, p.d_rope, 16,
+              q + r * dp + p.d, dp - p.d);
+      for (int64_t i = 0; i < dp; ++i) q[r * dp + i] *= p.scale;
+      m[r] = kMinusInf;
+      l[r] = 0.f;
+    }
+    memset(out, 0, static_cast<size_t>(m_rows * vp) * sizeof(float));
+  }
   const float *wide_keys[kKeyTile], *wide_values[kKeyTile];
   for (int64_t j = 0; j < kKeyTile; ++j) {
     wide_keys[j] = wide_k + j * dp;
     wide_values[j] = wide_v + j * vp;
   }
-  for (int64_t key = rows.begin; key < rows.end; key += kKeyTile) {
-    const int64_t n = rows.end - key < kKeyTile ? rows.end - key : kKeyTile;
-    const int64_t n4 = (n + 3) / 4 * 4;
-    find_rows(rows.s.k, rows.s.blocks, k_lie, t.kv_head, key, n, keys);
-    find_rows(rows.s.v, rows.s.blocks, v_lie, t.kv_head, key, n, values);
-    for (int64_t j = n; j < n4; ++j) keys[j] = keys[n - 1];
-    if (direct_k) {
-      all_dots(q, m_rows, dp, keys, n4, scores);
-    } else {
-      for (int64_t j = 0; j < n4; ++j) widen(keys[j], p.d, p.k_chunk, wide_k + j * dp, p.d_rope ? p.d : dp);
-      if (p.d_rope) {
-        const T* ropes[kKeyTile];
-        find_rows(rows.s.k_rope, rows.s.blocks, r_lie, t.kv_head, key, n, ropes);
-        for (int64_t j = n; j < n4; ++j) ropes[j] = ropes[n - 1];
-        for (int64_t j = 0; j < n4; ++j) widen(ropes[j], p.d_rope, p.k_rope_chunk, wide_k + j * dp + p.d, dp - p.d);
+  TileRows<T> tiles[2];  // this one and the next, which is fetched meanwhile
+  int turn = 0;
+  const auto size_at = [&](int64_t key) { return first.end - key < kKeyTile ? first.end - key : kKeyTile; };
+  if (first.begin < first.end) tiles[0].find(p, s, t.kv_head, first.begin, size_at(first.begin));
+  for (int64_t key = first.begin; key < first.end; key += kKeyTile) {
+    const int64_t n = size_at(key), n4 = (n + 3) / 4 * 4;
+    for (int64_t h = 0; h < heads; ++h, turn ^= 1) {
+      const Rows rows(p, t, t.kv_head + h);
+      float *q = state + h * of_head, *out = q + m_rows * dp, *m = out + m_rows * vp, *l = m + m_rows;
+      const TileRows<T>& tile = tiles[turn];
+      const T *const *ahead_k = nullptr, *const *ahead_v = nullptr;
+      const int64_t next_key = h + 1 < heads ? key : key + kKeyTile;
+      if (next_key < first.end) {
+        TileRows<T>& next = tiles[turn ^ 1];
+        next.find(p, s, t.kv_head + (h + 1 < heads ? h + 1 : 0), next_key, size_at(next_key));
+        ahead_k = next.keys, ahead_v = next.values;
       }
-      all_dots(q, m_rows, dp, wide_keys, n4, scores);
-    }
-    for (int64_t r = 0; r < m_rows; ++r) {
-      float* s = scores + r * kKeyTile;
-      const int64_t token = rows.token(r), head = rows.head(r);
-      if (rows.s.pse)
-        for (int64_t j = 0; j < n; ++j) s[j] += pse_at(p, rows.s, head, token, key + j);
-      if (p.soft_cap > 0.f)
-        for (int64_t j = 0; j < kKeyTile; j += W)
-          store(s + j, soft_cap_vector(load(s + j), set1(p.soft_cap), set1(1.f / p.soft_cap)));
-      const int64_t low = token + rows.s.low - key, high = rows.highest(token) - key;
-      for (int64_t j = 0; j < low && j < n; ++j) s[j] = kMinusInf;
-      for (int64_t j = high + 1 > 0 ? high + 1 : 0; j < n; ++j) s[j] = kMinusInf;
-      if (rows.s.mask) {
-        const uint8_t* mask = rows.s.mask + head * p.mask_head + token * p.mask_token + key;
-        for (int64_t j = 0; j < n; ++j)
-          if (mask[j]) s[j] = kMinusInf;
+      if (direct_k) {
+        all_dots<T>(q, m_rows, dp, tile.keys, n4, scores, ahead_k);
+      } else {
+        for (int64_t j = 0; j < n4; ++j) widen(tile.keys[j], p.d, p.k_chunk, wide_k + j * dp, p.d_rope ? p.d : dp);
+        if (p.d_rope) {
+          const Lie lie{p.k_rope_token, p.k_rope_head, p.k_rope_block, p.k_rope_chunk, p.block_size};
+          const T* ropes[kKeyTile];
+          find_rows(s.k_rope, s.blocks, lie, t.kv_head + h, key, n, ropes);
+          for (int64_t j = n; j < n4; ++j) ropes[j] = ropes[n - 1];
+          for (int64_t j = 0; j < n4; ++j) widen(ropes[j], p.d_rope, p.k_rope_chunk, wide_k + j * dp + p.d, dp - p.d);
+        }
+        all_dots<float>(q, m_rows, dp, wide_keys, n4, scores, nullptr);
       }
-      for (int64_t j = n; j < kKeyTile; ++j) s[j] = kMinusInf;
-      V top = load(s);
-      for (int64_t j = W; j < kKeyTile; j += W) top = maximum(top, load(s + j));
-      const float tile_max = largest(top);
-      const float m_new = tile_max > m_all[r] ? tile_max : m_all[r];
-      const float m_safe = m_new == kMinusInf ? 0.f : m_new;
-      V total = set1(0.f);
-      for (int64_t j = 0; j < kKeyTile; j += W) {
-        const V e = exp_vector(sub(load(s + j), set1(m_safe)));
-        total = add(total, e);
-        store(s + j, e);
+      for (int64_t r = 0; r < m_rows; ++r)
+        soften(rows, r, key, n, scores + r * kKeyTile, m + r, l + r, out + r * vp);
+      if (direct_v) {
+        all_values<T>(scores, m_rows, tile.values, p.d_v, n, out, vp, ahead_v);
+      } else {
+        for (int64_t j = 0; j < n; ++j) widen(tile.values[j], p.d_v, p.v_chunk, wide_v + j * vp, vp);
+        all_values<float>(scores, m_rows, wide_values, vp, n, out, vp, nullptr);
       }
-      if (m_new != m_all[r] && l_all[r] != 0.f) {
-        const float alpha = exp_scalar(m_all[r] - m_safe);
-        l_all[r] *= alpha;
-        for (int64_t i = 0; i < vp; i += W) store(out + r * vp + i, mul(load(out + r * vp + i), set1(alpha)));
-      }
-      l_all[r] += sum(total);
-      m_all[r] = m_new;
-      if (rows.drop())
-        for (int64_t j = 0; j < n; ++j) s[j] = rows.keeps(r, key + j) ? s[j] / p.keep_prob : 0.f;
-    }
-    if (direct_v) {
-      all_values(scores, m_rows, values, p.d_v, n, out, vp);
-    } else {
-      for (int64_t j = 0; j < n; ++j) widen(values[j], p.d_v, p.v_chunk, wide_v + j * vp, vp);
-      all_values(scores, m_rows, wide_values, vp, n, out, vp);
     }
   }
-  for (int64_t r = 0; r < m_rows; ++r) hand_over<T>(rows, r, out + r * vp, m_all[r], l_all[r]);
+  for (int64_t h = 0; h < heads; ++h) {
+    const Rows rows(p, t, t.kv_head + h);
+    const float *out = state + h * of_head + m_rows * dp, *m = out + m_rows * vp, *l = m + m_rows;
+    for (int64_t r = 0; r < m_rows; ++r) hand_over<T>(rows, r, out + r * vp, m[r], l[r]);
+  }
 }
 
 // ---- many rows: matrix products, rows in the lanes of the scores -----------------------------------------------
 
 template <class T>
 void run_block(const AttentionProblem& p, const AttentionTask& t, Scratch& scratch) {
-  const Rows rows(p, t);
+  const Rows rows(p, t, t.kv_head);
   const int64_t count = rows.count, wide = attention_pad(count, W), d = rows.d, dp = rows.d_padded,
                 vp = rows.v_padded;
   const Lie k_lie{p.k_token, p.k_head, p.k_block, p.k_chunk, p.block_size};
@@ -549,21 +591,20 @@ void run(const AttentionProblem& p, const AttentionTask& t) {
   run_type<bf16>(p, t);
 }
 
-// `task` is the first of `splits` tasks of the same rows whose partial results lie one after the other.
-void merge(const AttentionProblem& p, const AttentionTask& task, int64_t splits) {
+void merge(const AttentionProblem& p, const AttentionTask& task, int64_t splits, int64_t step) {
   static thread_local Scratch scratch;
-  const Rows rows(p, task);
+  const Rows rows(p, task, task.kv_head);
   const int64_t row_size = attention_partial_row(p), vp = rows.v_padded;
   float* values = scratch.get(vp);
   for (int64_t r = 0; r < rows.count; ++r) {
     float m = kMinusInf, l = 0.f;
     for (int64_t i = 0; i < splits; ++i) {
-      const float part = task.partial[(i * rows.count + r) * row_size + vp];
+      const float part = task.partial[i * step + r * row_size + vp];
       m = part > m ? part : m;
     }
     memset(values, 0, static_cast<size_t>(vp) * sizeof(float));
     for (int64_t i = 0; i < splits; ++i) {
-      const float* part = task.partial + (i * rows.count + r) * row_size;
+      const float* part = task.partial + i * step + r * row_size;
       if (part[vp + 1] == 0.f) continue;
       const float weight = exp_scalar(part[vp] - m);
       l += part[vp + 1] * weight;
