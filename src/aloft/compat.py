@@ -55,6 +55,7 @@ TOUCHED: dict[str, str] = {
     "vllm.distributed.parallel_state:ensure_model_parallel_initialized": "groups of size one",
     "vllm.distributed.parallel_state:destroy_model_parallel": "groups of size one, at exit",
     "vllm.distributed.parallel_state:destroy_distributed_environment": "groups of size one, at exit",
+    "vllm.v1.engine.core_client:SyncMPClient.get_output": "where a program waits for an engine",
     "vllm.utils.torch_utils:set_random_seed": "engine seed",
     "vllm.config.kernel:IrOpPriorityConfig": "choice of IR implementations",
     "vllm.ir:ops": "IR operators",

@@ -8,6 +8,7 @@ without a usable default is defined here, even if only to refuse.
 from __future__ import annotations
 
 import functools
+import os
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -74,6 +75,13 @@ class AloftPlatform(Platform):
 
     @classmethod
     def get_device_total_memory(cls, device_id: int = 0) -> int:
+        """Bytes of a device, in a process that uses it.
+
+        vLLM's front end asks too, to choose defaults, and takes an error for "unknown". Initialising a device there
+        would only rule out forking the engine process, which saves its imports.
+        """
+        if not _npu().is_initialized():
+            raise RuntimeError("The memory of an npu is known once the process has initialised it.")
         return _npu().get_device_properties(device_id).total_memory
 
     @classmethod
@@ -206,6 +214,7 @@ class AloftPlatform(Platform):
         from vllm.config import CompilationMode, CUDAGraphMode
 
         from aloft import config, limits, offline
+        from aloft.runner import parent
 
         config.parse(vllm_config.additional_config if isinstance(vllm_config.additional_config, dict) else None)
         limits.check(vllm_config)
@@ -216,6 +225,9 @@ class AloftPlatform(Platform):
         if parallel.worker_cls == "auto":
             parallel.worker_cls = WORKER
         parallel.disable_custom_all_reduce = True
+        parent.watch_engines()
+        if _npu().is_initialized():  # a forked engine could not use the device
+            os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
         compilation = vllm_config.compilation_config
         if compilation.mode not in (None, CompilationMode.NONE):
             logger.warning_once("Compilation is not supported on npu; the model runs eagerly.")

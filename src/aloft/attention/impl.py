@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from vllm.v1.attention.backend import AttentionImpl, AttentionType
 
+from aloft.attention.cache import KVCache
 from aloft.attention.metadata import AloftAttentionMetadata
 from aloft.errors import UnsupportedFeature
 
@@ -67,6 +68,7 @@ class AloftAttentionImpl(AttentionImpl[AloftAttentionMetadata]):
         self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
         self.window_left = -1 if sliding_window is None else sliding_window - 1
         self.sinks = sinks
+        self._fused_serves: dict[torch.dtype, bool] = {}
 
     def forward(  # type: ignore[override]  # the cache is a pair, see aloft.runner.kv
         self,
@@ -74,7 +76,7 @@ class AloftAttentionImpl(AttentionImpl[AloftAttentionMetadata]):
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        kv_cache: tuple[torch.Tensor, torch.Tensor],
+        kv_cache: KVCache,
         attn_metadata: AloftAttentionMetadata | None,
         output: torch.Tensor,
         output_scale: torch.Tensor | None = None,
@@ -84,17 +86,20 @@ class AloftAttentionImpl(AttentionImpl[AloftAttentionMetadata]):
         assert output_scale is None and output_block_scale is None
         if attn_metadata is None:  # memory profiling: no cache yet
             return output.zero_()
-        key_cache, value_cache = kv_cache
         if self.kv_sharing_target_layer_name is None and key is not None:
-            _write(key, value, key_cache, value_cache, attn_metadata.slot_mapping)
-        if self.sinks is None and fused_serves(
-            query.dtype, self.head_size, self.num_heads, self.num_kv_heads, self.soft_cap
-        ):
-            return output.copy_(self._fused(query, key_cache, value_cache, attn_metadata))
+            _write(key, value, kv_cache, attn_metadata.slot_mapping)
+        fused = self._fused_serves.get(query.dtype)
+        if fused is None:
+            fused = self.sinks is None and fused_serves(
+                query.dtype, self.head_size, self.num_heads, self.num_kv_heads, self.soft_cap
+            )
+            self._fused_serves[query.dtype] = fused
+        if fused:
+            return self._fused(query, kv_cache, attn_metadata, output)
         torch.ops.aloft.paged_attention.out(
             query,
-            key_cache,
-            value_cache,
+            kv_cache.key,
+            kv_cache.value,
             attn_metadata.block_table,
             attn_metadata.cu_query_lens,
             attn_metadata.kv_lens,
@@ -108,13 +113,13 @@ class AloftAttentionImpl(AttentionImpl[AloftAttentionMetadata]):
         return output
 
     def _fused(
-        self, query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, metadata: AloftAttentionMetadata
+        self, query: torch.Tensor, kv_cache: KVCache, metadata: AloftAttentionMetadata, output: torch.Tensor
     ) -> torch.Tensor:
         window = self.window_left
-        return torch.ops.npu.npu_fused_infer_attention_score(
+        torch.ops.npu.npu_fused_infer_attention_score.out(
             query,
-            key_cache.flatten(2),
-            value_cache.flatten(2),
+            kv_cache.key_rows,
+            kv_cache.value_rows,
             atten_mask=causal_mask(query.device),
             actual_seq_lengths=metadata.cu_query_lens,
             actual_seq_lengths_kv=metadata.kv_lens,
@@ -127,14 +132,20 @@ class AloftAttentionImpl(AttentionImpl[AloftAttentionMetadata]):
             sparse_mode=_CAUSAL if window < 0 else _BAND,
             pre_tokens=_EVERYTHING if window < 0 else window,
             next_tokens=0,
-        )[0]
+            out=(output, _no_lse(query.device)),
+        )
+        return output
 
 
-def _write(
-    key: torch.Tensor, value: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, slots: torch.Tensor
-) -> None:
+@functools.lru_cache(maxsize=8)
+def _no_lse(device: torch.device) -> torch.Tensor:
+    """The place of a log-sum-exp nobody asked for."""
+    return torch.empty(1, dtype=torch.float32, device=device)
+
+
+def _write(key: torch.Tensor, value: torch.Tensor, cache: KVCache, slots: torch.Tensor) -> None:
     """Copies the new keys and values to their slots. The operator takes 16-bit types; float32 is copied as pairs."""
-    tensors = (key.contiguous(), value.contiguous(), key_cache, value_cache)
+    tensors = (key.contiguous(), value.contiguous(), cache.key, cache.value)
     if key.dtype == torch.float32:
         tensors = tuple(tensor.view(torch.bfloat16) for tensor in tensors)  # type: ignore[assignment]
     torch.ops.npu.npu_scatter_pa_kv_cache(*tensors, slots, cache_mode="Norm")

@@ -16,9 +16,8 @@ from vllm.config.vllm import get_layers_from_vllm_config
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheConfig, KVCacheSpec, UniformTypeKVCacheSpecs
 
+from aloft.attention.cache import KVCache
 from aloft.errors import UnsupportedFeature
-
-KVCache = tuple[torch.Tensor, torch.Tensor]
 
 
 def attention_layers(vllm_config: VllmConfig) -> dict[str, Any]:
@@ -82,7 +81,7 @@ def _views(raw: torch.Tensor, start: int, num_blocks: int, spec: AttentionSpec) 
     shape = (num_blocks, spec.block_size, spec.num_kv_heads, spec.head_size)
     key = raw[start : start + half].view(spec.dtype).view(shape)
     value = raw[start + half : start + 2 * half].view(spec.dtype).view(shape)
-    return key, value
+    return KVCache.of(key, value)
 
 
 def bind(caches: dict[str, KVCache], shared: dict[str, str], layers: dict[str, Any]) -> None:
@@ -112,4 +111,4 @@ def zero_blocks(caches: Iterable[KVCache], blocks: Sequence[int], device: torch.
 
 
 def _distinct(caches: Iterable[KVCache]) -> list[torch.Tensor]:
-    return list({half.data_ptr(): half for cache in caches for half in cache}.values())
+    return list({half.data_ptr(): half for cache in caches for half in (cache.key, cache.value)}.values())

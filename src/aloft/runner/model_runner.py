@@ -22,6 +22,7 @@ from vllm.v1.outputs import (
 from vllm.v1.sample.logits_processor import build_logitsprocs
 from vllm.v1.worker.gpu_input_batch import InputBatch
 
+from aloft.attention.cache import KVCache
 from aloft.runner import grammar, kv, sampling, seeds
 from aloft.runner.inputs import InputBuilder, StepInputs
 from aloft.runner.logprobs import PromptLogprobs
@@ -51,7 +52,7 @@ class ModelRunner:
         self.max_num_tokens = vllm_config.scheduler_config.max_num_batched_tokens
         self.sampler = sampling.AloftSampler(self.model_config.logprobs_mode)
         self.model: Any = None
-        self.kv_caches: dict[str, kv.KVCache] = {}
+        self.kv_caches: dict[str, KVCache] = {}
         self.groups: list[tuple[Any, list[str]]] = []  # metadata builder and layer names of every KV cache group
         self.executed: _Executed | None = None
 

@@ -1,31 +1,77 @@
-"""An engine process ends when the process that started it is gone, however that one died."""
+"""Processes that belong together end together, however one of them died.
+
+An engine process waits for the end of the process that started it. A program that waits for an engine process which
+was killed is interrupted: vLLM's synchronous client would wait for its answer for ever.
+"""
 
 from __future__ import annotations
 
 import logging
 import multiprocessing
 import os
+import signal
+import sys
 import threading
+import time
 from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 
 logger = logging.getLogger("vllm.aloft.parent")
 
 _EXIT_CODE = 70
-_started = False
+_POLL_SECONDS = 1.0
+_ENGINE = "EngineCore"
+_WAITS_IN = ("core_client.py", "get_output")
+_started: set[str] = set()
 
 
 def watch() -> bool:
-    """Starts the watch in a process vLLM spawned; returns whether it runs (not in a user's own process)."""
-    global _started
+    """Watches the parent, in a process vLLM spawned; returns whether it does (not in a user's own process)."""
     parent = multiprocessing.parent_process()
-    if parent is None or _started:
-        return _started
-    _started = True
-    threading.Thread(target=_wait_and_exit, args=(parent,), name="aloft-parent-watch", daemon=True).start()
+    if parent is None:
+        return False
+    _start("aloft-parent-watch", _exit_after, parent)
     return True
 
 
-def _wait_and_exit(parent: multiprocessing.process.BaseProcess) -> None:
+def watch_engines() -> bool:
+    """Watches the engine processes this program starts; returns whether it does (not in an engine's process)."""
+    if multiprocessing.parent_process() is not None:
+        return False
+    _start("aloft-engine-watch", _interrupt_after_engines)
+    return True
+
+
+def _start(name: str, target: object, *args: object) -> None:
+    if name not in _started:
+        _started.add(name)
+        threading.Thread(target=target, args=args, name=name, daemon=True).start()  # type: ignore[arg-type]
+
+
+def _exit_after(parent: BaseProcess) -> None:
     wait([parent.sentinel])
     logger.error("Process %s, which started this engine, has ended; exiting.", parent.pid)
     os._exit(_EXIT_CODE)  # device memory is a file descriptor of this process: nothing to clean up
+
+
+def _interrupt_after_engines() -> None:
+    engines: set[BaseProcess] = set()
+    while True:
+        time.sleep(_POLL_SECONDS)
+        engines.update(child for child in multiprocessing.active_children() if child.name.startswith(_ENGINE))
+        killed = [child for child in engines if (child.exitcode or 0) < 0]
+        if killed and _main_thread_waits():
+            logger.error("Engine process %s was killed (signal %d).", killed[0].pid, -(killed[0].exitcode or 0))
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            engines.difference_update(killed)
+
+
+def _main_thread_waits() -> bool:
+    """Whether the main thread is inside the client's call that waits for an engine's output."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None:
+        code = frame.f_code
+        if (os.path.basename(code.co_filename), code.co_name) == _WAITS_IN:
+            return True
+        frame = frame.f_back
+    return False
