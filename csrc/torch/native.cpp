@@ -13,8 +13,9 @@ namespace {
 
 // The first argument has one of the float dtypes that devices compute in.
 bool device_float(const c10::IValue* arguments) {
-  const at::ScalarType type = arguments[0].toTensor().scalar_type();
-  return type == at::kFloat || type == at::kHalf || type == at::kBFloat16;
+  const at::Tensor& x = arguments[0].toTensor();
+  const at::ScalarType type = x.scalar_type();
+  return (type == at::kFloat || type == at::kHalf || type == at::kBFloat16) && plain(x);
 }
 
 const std::vector<Native>& natives() {
@@ -67,6 +68,8 @@ class NativeOrRoute final : public c10::OperatorKernel {
 };
 
 }  // namespace
+
+bool plain(const at::Tensor& tensor) { return tensor.device().type() == kNpu && !internal_format(format_of(tensor)); }
 
 bool stays_native(const c10::OperatorName& name) {
   const Native* native = find(name);

@@ -11,6 +11,10 @@ namespace aloft::torch_route {
 
 using Fits = bool (*)(const c10::IValue* arguments);
 
+// True for a tensor on the device in a row-major layout. With an internal format torch_npu's adapters leave aclnn for
+// the legacy door, which has no such operator: those tensors belong to the route.
+bool plain(const at::Tensor& tensor);
+
 struct Native {
   std::string_view op;             // with its overload, as the dispatcher prints it
   std::vector<const char*> aclnn;  // what torch_npu's adapter calls

@@ -1,7 +1,8 @@
 // Which calls of the selection operators (softmax, arg-max, top-k, sort, cumsum, index and scatter) go to libopapi.
 //
 // Whatever is not listed or does not fit takes the generic route: float64 and complex, wrong dims and shapes (whose
-// error then has torch's own type and text), out= forms (torch resizes those), empty tensors and scalars.
+// error then has torch's own type and text), out= forms (torch resizes those), internal formats, empty tensors,
+// scalars.
 #include "torch/native.h"
 
 namespace aloft::torch_route {
@@ -31,7 +32,7 @@ bool ordered(const at::Tensor& t) {
 
 // An operand of the door: up to eight dimensions, something in it, and a valid dim.
 bool fits(const at::Tensor& t, int64_t dim) {
-  return t.dim() >= 1 && t.dim() <= 8 && dim >= -t.dim() && dim < t.dim() && t.numel() > 0;
+  return t.dim() >= 1 && t.dim() <= 8 && dim >= -t.dim() && dim < t.dim() && t.numel() > 0 && plain(t);
 }
 
 bool softmax(const c10::IValue* a) {
@@ -42,7 +43,7 @@ bool softmax(const c10::IValue* a) {
 bool softmax_backward(const c10::IValue* a) {
   const at::Tensor &g = a[0].toTensor(), &y = a[1].toTensor();
   return floating(g) && fits(g, a[2].toInt()) && y.scalar_type() == g.scalar_type() &&
-         a[3].toScalarType() == g.scalar_type() && y.sizes() == g.sizes();
+         a[3].toScalarType() == g.scalar_type() && y.sizes() == g.sizes() && plain(y);
 }
 
 bool arg_extreme(const c10::IValue* a) {
@@ -56,6 +57,7 @@ bool arg_extreme_out(const c10::IValue* a) {
   const at::Tensor &x = a[0].toTensor(), &out = a[3].toTensor();
   const int64_t line = a[1].isNone() ? x.numel() : x.size(a[1].toInt());
   return line > 0 && out.scalar_type() == at::kLong && out.numel() == x.numel() / line && out.is_contiguous() &&
+         plain(out) &&
          out.dim() == (a[2].toBool()   ? x.dim()
                        : a[1].isNone() ? 0
                                        : x.dim() - 1);
@@ -88,22 +90,23 @@ bool cumsum(const c10::IValue* a) {
 bool index_select(const c10::IValue* a) {
   const at::Tensor &x = a[0].toTensor(), &index = a[2].toTensor();
   return ordered(x) && fits(x, a[1].toInt()) && index.dim() == 1 &&
-         (index.scalar_type() == at::kLong || index.scalar_type() == at::kInt);
+         (index.scalar_type() == at::kLong || index.scalar_type() == at::kInt) && plain(index);
 }
 
 bool gather(const c10::IValue* a) {
   const at::Tensor &x = a[0].toTensor(), &index = a[2].toTensor();
-  return ordered(x) && fits(x, a[1].toInt()) && index.dim() == x.dim() && index.scalar_type() == at::kLong;
+  return ordered(x) && fits(x, a[1].toInt()) && index.dim() == x.dim() && index.scalar_type() == at::kLong &&
+         plain(index);
 }
 
 bool scatter_value(const c10::IValue* a) { return gather(a); }
 bool scatter(const c10::IValue* a) {
   const at::Tensor &x = a[0].toTensor(), &source = a[3].toTensor();
-  return gather(a) && source.dim() == x.dim() && source.scalar_type() == x.scalar_type();
+  return gather(a) && source.dim() == x.dim() && source.scalar_type() == x.scalar_type() && plain(source);
 }
 // torch's own scatter makes its result and calls the out= form.
 bool made_like(const at::Tensor& x, const at::Tensor& out) {
-  return out.scalar_type() == x.scalar_type() && out.sizes() == x.sizes();
+  return out.scalar_type() == x.scalar_type() && out.sizes() == x.sizes() && plain(out);
 }
 bool scatter_out(const c10::IValue* a) { return scatter(a) && made_like(a[0].toTensor(), a[4].toTensor()); }
 bool scatter_value_out(const c10::IValue* a) { return scatter_value(a) && made_like(a[0].toTensor(), a[4].toTensor()); }

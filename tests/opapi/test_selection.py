@@ -218,3 +218,25 @@ def test_nine_dimensions() -> None:
     x = _make((1, 2, 1, 2, 1, 2, 1, 2, 3), torch.float32)
     _same(lambda t: t.sort(dim=-1, stable=True), x)
     _same(lambda t: torch.softmax(t, -1), x, tolerance=1e-6)
+
+
+def test_internal_formats() -> None:
+    import torch_npu
+
+    config = torch.npu.config  # type: ignore[attr-defined]
+    x, index = _make((32, 48), torch.float16), torch.randint(0, 32, (32, 5))
+    config.allow_internal_format = True
+    try:
+        cast = torch_npu.npu_format_cast(x.npu().clone(), 29)
+        assert torch_npu.get_npu_format(cast) == 29
+        places = index.npu()
+        for function in (torch.argmax, torch.sort, torch.cumsum):
+            for got, want in zip(_tensors(function(cast, 1)), _tensors(function(x, 1)), strict=True):
+                torch.testing.assert_close(got.cpu(), want, rtol=1e-2, atol=1e-2)
+        torch.testing.assert_close(torch.softmax(cast, 1).cpu(), torch.softmax(x, 1), rtol=1e-2, atol=1e-4)
+        assert torch.equal(cast.gather(1, places).cpu(), x.gather(1, index))
+        assert torch.equal(cast.index_select(0, places[:, 0]).cpu(), x.index_select(0, index[:, 0]))
+        assert torch.equal(cast.topk(3).values.cpu(), x.topk(3).values)
+        assert torch.equal(cast.scatter_(1, places, 1.0).cpu(), x.scatter_(1, index, 1.0))
+    finally:
+        config.allow_internal_format = False
