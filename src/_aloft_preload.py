@@ -48,9 +48,9 @@ def preload() -> None:
     # A CANN image forced virtual has its own value here; torch_npu must not read the vendor's files.
     os.environ["ASCEND_HOME_PATH"] = os.path.join(folder, "home")
     os.environ["ASCEND_OPP_PATH"] = os.path.join(folder, "home", "opp")
-    # torch_npu's host-side task queue would let a host read overtake queued work, and costs latency:
-    # our streams are asynchronous by themselves where that is wanted.
-    os.environ.setdefault("TASK_QUEUE_ENABLE", "0")
+    # torch_npu's host-side task queue would let a host read overtake queued work, hide an operator that failed in
+    # it, and cost latency: our streams are asynchronous by themselves where that is wanted (ALOFT_STREAMS).
+    os.environ["TASK_QUEUE_ENABLE"] = "0"
     sys.meta_path.insert(0, _AfterTorchNpu)
 
 

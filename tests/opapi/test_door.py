@@ -171,3 +171,24 @@ def test_work_is_recorded_and_replayed() -> None:
         torch.npu.synchronize()
         y = torch.ops.npu.npu_swiglu(torch.ops.npu.npu_rms_norm(x, gamma)[0])
         assert torch.equal(y.cpu(), z.cpu())
+
+
+def test_a_refusal_is_seen_with_the_task_queue_asked_for() -> None:
+    program = (
+        "import torch, torch_npu\n"
+        "x = torch.ones(4, 8).npu()\n"
+        "try:\n"
+        "    torch.ops.npu.npu_rms_norm(x, torch.ones(5).npu())\n"
+        "except RuntimeError as error:\n"
+        "    print('refused', 'gamma' in str(error))\n"
+        "print(torch.ops.npu.npu_rms_norm(x, torch.ones(8).npu())[0].sum().round().item())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "TASK_QUEUE_ENABLE": "2"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=True,
+    )
+    assert done.stdout.split() == ["refused", "True", "32.0"]
