@@ -133,6 +133,23 @@ void pack(const Product& c, int64_t panel, int count, int64_t k0, int64_t length
   }
 }
 
+// What the tiles of one chunk fetch ahead: the next chunk's weights (the next group's after the last one), spread
+// over the k steps of all tiles, so that memory is read while the multiply-adds run.
+Ahead next_weights(const Product& c, int64_t panel, int64_t count, int64_t next_k, int64_t tiles) {
+  const Operand& b = c.b;
+  const int64_t bytes = static_cast<int64_t>(bytes_of(b.type));
+  if (next_k >= c.k) panel += count, next_k = 0;
+  if (b.layout == WeightLayout::Panels) {
+    const void* next = at(b.data, b.type, (panel * b.padded_rows + next_k) * kPanel);
+    return {static_cast<const char*>(next), kPanel * bytes / tiles, b.padded_rows * kPanel * bytes};
+  }
+  if (b.layout == WeightLayout::Strided && b.col_stride == 1 && tiles == 1) {
+    const void* next = at(b.data, b.type, next_k * b.row_stride + panel * kPanel);
+    return {static_cast<const char*>(next), b.row_stride * bytes, kPanel * bytes};
+  }
+  return {static_cast<const char*>(b.data), 0, 0};
+}
+
 // Rounds one row of accumulators and stores it.
 void finish_row(const Product& c, int64_t row, int64_t n0, int64_t columns, float* sums) {
   const Kernels& isa = kernels();
@@ -156,6 +173,13 @@ void finish_row(const Product& c, int64_t row, int64_t n0, int64_t columns, floa
   }
 }
 
+// Panels the widest tile of `rows` takes, at most `count`.
+int widest(Element type, int rows, int64_t count) {
+  int panels = kMaxGroup;
+  while (panels > count || !kernels().micro(type, rows, panels)) panels /= 2;
+  return panels;
+}
+
 // Rows row0 .. row0 + rows of the product, columns of `count` panels. a: widened rows, the chunk of k0 = 0 first.
 void block(const Product& c, const float* a, int64_t chunk_stride, int64_t row0, int64_t rows, int64_t panel,
            int count) {
@@ -169,34 +193,41 @@ void block(const Product& c, const float* a, int64_t chunk_stride, int64_t row0,
       (b.layout == WeightLayout::Strided && b.col_stride == 1 && tiles <= 2 && whole_panel(c, panel + count - 1));
   float* sums = accumulators.get(rows * width);
   float* buffer = in_place ? nullptr : packed.get(kMaxGroup * kChunk * kPanel);
-  for (int64_t k0 = 0; k0 < c.k; k0 += kChunk, a += chunk_stride) {
-    const int64_t length = std::min(kChunk, c.k - k0);
-    const void* weights = buffer;
-    Element type = Element::F32;
-    int64_t panel_stride = kChunk * kPanel, k_stride = kPanel;
-    if (in_place) {
-      type = b.type;
-      const bool panels = b.layout == WeightLayout::Panels;
-      panel_stride = panels ? b.padded_rows * kPanel : kPanel;
-      k_stride = panels ? kPanel : b.row_stride;
-      weights = at(b.data, type, panel * panel_stride + k0 * k_stride);
-    } else {
-      pack(c, panel, count, k0, length, buffer);
-    }
-    const int64_t at_once = tiles > 1 ? (isa.micro(type, static_cast<int>(shortest + (taller > 0)), 2) ? 2 : 1) : count;
-    for (int64_t p0 = 0; p0 < count; p0 += at_once) {  // all tiles of rows on the weights that are in L1
-      const int64_t p1 = std::min<int64_t>(count, p0 + at_once);
-      for (int64_t tile = 0, row = 0; tile < tiles; ++tile) {
-        const int height = static_cast<int>(shortest + (tile < taller));
-        for (int64_t p = p0; p < p1;) {
-          int panels = kMaxGroup;
-          Micro run = nullptr;
-          while (panels > p1 - p || !(run = isa.micro(type, height, panels))) panels /= 2;
-          run(a + row * kRowStride, at(weights, type, p * panel_stride), panel_stride, k_stride, length,
-              sums + row * width + p * kPanel, width, k0 == 0);
-          p += panels;
+  // One tile of rows (decode): each panel is one long sequential read. More: all of them on the weights in L1.
+  const int64_t p_step = tiles == 1 ? widest(in_place ? b.type : Element::F32, static_cast<int>(rows), count)
+                                    : widest(Element::F32, static_cast<int>(shortest + (taller > 0)), 2);
+  const bool panel_by_panel = in_place && tiles == 1;
+  const int64_t outer = panel_by_panel ? p_step : count;
+  for (int64_t first = 0; first < count; first += outer) {
+    const int64_t last = std::min<int64_t>(count, first + outer);
+    for (int64_t k0 = 0, chunk = 0; k0 < c.k; k0 += kChunk, ++chunk) {
+      const int64_t length = std::min(kChunk, c.k - k0);
+      const void* weights = buffer;
+      Element type = Element::F32;
+      int64_t panel_stride = kChunk * kPanel, k_stride = kPanel;
+      if (in_place) {
+        type = b.type;
+        panel_stride = b.layout == WeightLayout::Panels ? b.padded_rows * kPanel : kPanel;
+        k_stride = b.layout == WeightLayout::Panels ? kPanel : b.row_stride;
+        weights = at(b.data, type, panel * panel_stride + k0 * k_stride);
+      } else {
+        pack(c, panel, count, k0, length, buffer);
+      }
+      const Ahead ahead = next_weights(c, panel, outer, k0 + length, tiles);
+      for (int64_t p0 = first; p0 < last; p0 += p_step) {
+        const int64_t p1 = std::min<int64_t>(last, p0 + p_step);
+        for (int64_t tile = 0, row = 0; tile < tiles; ++tile) {
+          const int height = static_cast<int>(shortest + (tile < taller));
+          for (int64_t p = p0; p < p1;) {
+            const int panels = widest(type, height, p1 - p);
+            const Ahead fetched{ahead.from + p * ahead.panel + tile * length * ahead.step, ahead.step, ahead.panel};
+            isa.micro(type, height, panels)(a + chunk * chunk_stride + row * kRowStride,
+                                            at(weights, type, p * panel_stride), panel_stride, k_stride, length,
+                                            sums + row * width + p * kPanel, width, k0 == 0, fetched);
+            p += panels;
+          }
+          row += height;
         }
-        row += height;
       }
     }
   }

@@ -56,11 +56,9 @@ struct Weights<bf16> {  // even columns, odd columns
   }
 };
 
-constexpr int64_t kAhead = 1024;  // bytes of a panel fetched ahead of their use
-
 template <class T, int Rows, int Panels>
 void micro(const float* a, const void* weights, int64_t panel_stride, int64_t k_stride, int64_t k, float* accumulators,
-           int64_t row, bool fresh) {
+           int64_t row, bool fresh, Ahead ahead) {
   const T* b = static_cast<const T*>(weights);
   Pair sum[Rows][Panels];
 #pragma GCC unroll 8
@@ -76,7 +74,7 @@ void micro(const float* a, const void* weights, int64_t panel_stride, int64_t k_
 #pragma GCC unroll 8
     for (int p = 0; p < Panels; ++p) {
       const T* from = b + p * panel_stride;
-      if (sizeof(T) == 2) _mm_prefetch(reinterpret_cast<const char*>(from) + kAhead, _MM_HINT_T0);
+      _mm_prefetch(ahead.from + p * ahead.panel, _MM_HINT_T1);
       const Pair w = Weights<T>::load(from);
 #pragma GCC unroll 8
       for (int r = 0; r < Rows; ++r) {
@@ -87,6 +85,7 @@ void micro(const float* a, const void* weights, int64_t panel_stride, int64_t k_
     }
     ++a;
     b += k_stride;
+    ahead.from += ahead.step;
   }
 #pragma GCC unroll 8
   for (int r = 0; r < Rows; ++r) {
@@ -126,7 +125,6 @@ Micro micro_for(Element type, int rows, int panels) {
 template <class T>
 void pack_columns(const T* from, int64_t k_stride, int64_t k, float* to) {
   for (int64_t i = 0; i < k; ++i, from += k_stride, to += kPanel) {
-    _mm_prefetch(reinterpret_cast<const char*>(from) + kAhead, _MM_HINT_T0);
     const Pair v = Weights<T>::to_memory(Weights<T>::load(from));
     _mm256_storeu_ps(to, v.first);
     _mm256_storeu_ps(to + 8, v.second);

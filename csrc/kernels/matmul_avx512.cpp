@@ -22,11 +22,9 @@ inline __m512 load16(const bf16* p) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(words, 16));
 }
 
-constexpr int64_t kAhead = 1024;  // bytes of a panel fetched ahead of their use
-
 template <class T, int Rows, int Panels>
 void micro(const float* a, const void* weights, int64_t panel_stride, int64_t k_stride, int64_t k, float* accumulators,
-           int64_t row, bool fresh) {
+           int64_t row, bool fresh, Ahead ahead) {
   const T* b = static_cast<const T*>(weights);
   __m512 sum[Rows][Panels];
 #pragma GCC unroll 16
@@ -41,7 +39,7 @@ void micro(const float* a, const void* weights, int64_t panel_stride, int64_t k_
 #pragma GCC unroll 8
     for (int p = 0; p < Panels; ++p) {
       const T* from = b + p * panel_stride;
-      if (sizeof(T) == 2) _mm_prefetch(reinterpret_cast<const char*>(from) + kAhead, _MM_HINT_T0);
+      _mm_prefetch(ahead.from + p * ahead.panel, _MM_HINT_T1);
       w[p] = load16(from);
     }
 #pragma GCC unroll 16
@@ -52,6 +50,7 @@ void micro(const float* a, const void* weights, int64_t panel_stride, int64_t k_
     }
     ++a;
     b += k_stride;
+    ahead.from += ahead.step;
   }
 #pragma GCC unroll 16
   for (int r = 0; r < Rows; ++r) {
@@ -102,7 +101,6 @@ Micro micro_for(Element type, int rows, int panels) {
 template <class T>
 void pack_columns(const T* from, int64_t k_stride, int64_t k, float* to) {
   for (int64_t i = 0; i < k; ++i, from += k_stride, to += kPanel) {
-    _mm_prefetch(reinterpret_cast<const char*>(from) + kAhead, _MM_HINT_T0);
     _mm512_storeu_ps(to, load16(from));
   }
 }

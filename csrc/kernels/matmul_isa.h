@@ -10,14 +10,20 @@
 
 namespace aloft::matmul_detail {
 
-constexpr int64_t kChunk = 256;      // k values handled at a time: 16 columns in fp32 take 16 KiB of L1
-constexpr int64_t kRowStride = 272;  // not a multiple of 1 KiB: rows of one tile spread over the cache's sets
+constexpr int64_t kChunk = 128;      // k values handled at a time: 32 columns in fp32 take 16 KiB of L1
+constexpr int64_t kRowStride = 144;  // not a power of two: rows of one tile spread over the cache's sets
 constexpr int kPanel = 16;
+
+// Memory that will be wanted next, fetched while the tile computes: a step further for each k, for each panel.
+struct Ahead {
+  const char* from;
+  int64_t step, panel;  // bytes
+};
 
 // accumulators[r * row + p * 16 + j] (+)= sum over k of a[r * kRowStride + k] * b[p * panel_stride + k * k_stride + j]
 // for r < rows, p < panels, j < 16; `fresh` starts from zero. b is of the element type the kernel was asked for.
 using Micro = void (*)(const float* a, const void* b, int64_t panel_stride, int64_t k_stride, int64_t k,
-                       float* accumulators, int64_t row, bool fresh);
+                       float* accumulators, int64_t row, bool fresh, Ahead ahead);
 
 struct Kernels {
   int max_rows;  // rows of the tallest tile

@@ -16,7 +16,7 @@ inline float multiply_add(float x, float y, float sum) {
 
 template <class T, int Rows>
 void micro(const float* a, const void* weights, int64_t, int64_t k_stride, int64_t k, float* accumulators, int64_t row,
-           bool fresh) {
+           bool fresh, Ahead ahead) {
   const T* b = static_cast<const T*>(weights);
   float sum[Rows][kPanel];
   for (int r = 0; r < Rows; ++r) {
