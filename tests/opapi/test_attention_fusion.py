@@ -243,6 +243,53 @@ def test_dropout() -> None:
         torch.testing.assert_close(ours.grad.cpu().double(), theirs.grad, rtol=1e-4, atol=1e-5)
 
 
+def test_rope_parts() -> None:
+    ends = [10, 40]
+    parts = [make(40, 2, d, seed=i) for i, d in enumerate((128, 128, 128, 64, 64))]
+    ours, wide = ([f(t).requires_grad_() for t in parts] for f in (lambda t: t.npu(), lambda t: t.double()))
+    out = torch.ops.npu.npu_fusion_attention_v2(
+        *ours[:3],
+        2,
+        "TND",
+        query_rope=ours[3],
+        key_rope=ours[4],
+        scale=0.1,
+        actual_seq_qlen=ends,
+        actual_seq_kvlen=ends,
+    )[0]
+    joined = (torch.cat([wide[0], wide[3]], -1), torch.cat([wide[1], wide[4]], -1), wide[2])
+    want, _ = reference(*joined, 2, "TND", scale=0.1, q_ends=ends, kv_ends=ends)
+    upstream = make(*want.shape)
+    out.backward(upstream.npu())
+    want.backward(upstream.double())
+    torch.testing.assert_close(out.detach().cpu().double(), want.detach(), rtol=1e-5, atol=1e-6)
+    for a, b in zip(ours, wide, strict=True):
+        torch.testing.assert_close(a.grad.cpu().double(), b.grad, rtol=1e-5, atol=1e-5)
+
+
+def test_captured_graph_and_tensor_lengths() -> None:
+    query = make(1, 2, 40, 32).npu()
+    graph = torch.npu.NPUGraph()
+    with torch.npu.graph(graph):
+        out = torch.ops.npu.npu_fusion_attention_v3(query, query, query, 2, "BNSD", scale=0.2)[0]
+        dropped = F.scaled_dot_product_attention(query, query, query, dropout_p=0.3)
+    query.copy_(make(1, 2, 40, 32, seed=5))
+    graph.replay()
+    first = dropped.clone()
+    graph.replay()
+    assert torch.equal(out, FA(query, query, query, 2, "BNSD", scale=0.2)[0])
+    assert not torch.equal(first, dropped)
+    packed, ends = query[0].transpose(0, 1).contiguous(), torch.tensor([10, 40])
+    v3 = torch.ops.npu.npu_fusion_attention_v3
+    by_tensor = v3(packed, packed, packed, 2, "TND", scale=0.2, actual_seq_qlen=ends, actual_seq_kvlen=ends)[0]
+    by_list = FA(packed, packed, packed, 2, "TND", scale=0.2, actual_seq_qlen=[10, 40], actual_seq_kvlen=[10, 40])[0]
+    assert torch.equal(by_tensor, by_list)
+    space = torch.ops.npu._npu_fusion_attention_v3_get_max_workspace(
+        packed, packed, packed, 2, "TND", scale=0.2, actual_seq_qlen=ends, actual_seq_kvlen=ends
+    )
+    assert space.numel() >= 0
+
+
 def refused(message: str, *args: Any, **kwargs: Any) -> None:
     moved = {k: v.npu() if isinstance(v, torch.Tensor) else v for k, v in kwargs.items()}
     with pytest.raises(RuntimeError, match=message):

@@ -356,6 +356,68 @@ def test_empty_and_out_form() -> None:
     assert torch.equal(out, want)
 
 
+def test_strided_operands() -> None:
+    kv_lens, d = [20, 33], 64
+    cache = paged(kv_lens, 2, d, 16)
+    key, value, table = cache["key"], cache["value"], cache["block_table"]
+    query = make(6, 4, d)
+    shared = {
+        "num_heads": 4,
+        "num_key_value_heads": 2,
+        "scale": 0.125,
+        "input_layout": "TND",
+        "block_size": 16,
+        "actual_seq_lengths": [2, 6],
+        "actual_seq_lengths_kv": kv_lens,
+    }
+    want, _ = check(query, key, value, **shared, block_table=table)
+    both = torch.stack([key, value], 2).npu()  # [nb, bs, 2, width]: keys and values side by side
+    fused = torch.cat([query, query, query], 1).npu()[:, 4:8]
+    wide = torch.stack([table, table], -1).npu()[..., 0]
+    assert torch.equal(FIA(fused, both[:, :, 0], both[:, :, 1], **shared, block_table=wide)[0].cpu(), want)
+    spread = torch.stack([query, query], -1).npu()[..., 0]  # last dimension not contiguous
+    assert torch.equal(FIA(spread, key.npu(), value.npu(), **shared, block_table=table.npu())[0].cpu(), want)
+
+
+def test_captured_graph_takes_new_lengths() -> None:
+    cache = make(8, 128, 3 * 64).npu()
+    query, table = make(4, 9, 64).npu(), torch.arange(8, dtype=torch.int32).view(4, 2).npu()
+    shared: dict[str, Any] = {
+        "atten_mask": TRIANGLE.npu(),
+        "block_table": table,
+        "block_size": 128,
+        "num_heads": 9,
+        "num_key_value_heads": 3,
+        "scale": 0.125,
+        "input_layout": "TND",
+        "sparse_mode": 3,
+        "actual_seq_lengths": [1, 2, 3, 4],
+    }
+    largest = [256] * 4
+    workspace = torch.ops.npu._npu_fused_infer_attention_score_get_max_workspace(
+        query, cache, cache, **shared, actual_seq_lengths_kv=largest
+    )
+    out, lse = torch.empty_like(query), torch.empty(0, device="npu")
+
+    def issue(kv_lens: list[int]) -> None:
+        FIA.out(query, cache, cache, **shared, actual_seq_lengths_kv=kv_lens, workspace=workspace, out=[out, lse])
+
+    graph, updates = torch.npu.NPUGraph(), torch.npu.Stream()
+    with torch.npu.graph(graph):
+        stream = torch.npu.current_stream()
+        torch.npu.graph_task_group_begin(stream)
+        issue([5, 6, 7, 8])
+        handle = torch.npu.graph_task_group_end(stream)
+    for kv_lens in ([5, 6, 7, 8], [50, 6, 200, 8], [1, 256, 3, 0]):
+        with torch.npu.stream(updates):
+            torch.npu.graph_task_update_begin(updates, handle)
+            issue(kv_lens)
+            torch.npu.graph_task_update_end(updates)
+        updates.synchronize()
+        graph.replay()
+        assert torch.equal(out, FIA(query, cache, cache, **shared, actual_seq_lengths_kv=kv_lens)[0])
+
+
 def refused(message: str, *args: torch.Tensor, **kwargs: Any) -> None:
     with pytest.raises(RuntimeError, match=message) as caught:
         run(*args, **kwargs)
