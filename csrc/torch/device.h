@@ -51,7 +51,7 @@ class ResultsOnDevice {
  private:
   bool before_;
 };
-constexpr size_t kAdoptBytes = 32 << 10;
+constexpr size_t kAdoptBytes = 4 << 10;
 // True when `data` came from labelled_allocator() (directly, or through ResultsOnDevice).
 bool is_device_memory(const c10::DataPtr& data);
 // The same memory, labelled with the device.
