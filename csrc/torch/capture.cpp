@@ -65,11 +65,11 @@ class RouteNode final : public Node {
 class MetaArguments {
  public:
   at::Tensor of(const at::Tensor& cpu) {
-    if (!cpu.defined()) return cpu;
+    // Numbers stay what they are: promotion asks for them, and Meta kernels take them.
+    if (!cpu.defined() || cpu.unsafeGetTensorImpl()->is_wrapped_number()) return cpu;
     for (const auto& [known, meta] : pairs_)
       if (known.is_same(cpu)) return meta;
     at::Tensor meta(at::detail::empty_strided_meta(cpu.sizes(), cpu.strides(), cpu.scalar_type()));
-    if (cpu.unsafeGetTensorImpl()->is_wrapped_number()) meta.unsafeGetTensorImpl()->set_wrapped_number(true);
     pairs_.emplace_back(cpu, meta);
     return meta;
   }
