@@ -138,6 +138,20 @@ def test_a_declared_change_is_compared() -> None:
     assert any("argument self" in text for text in stale.failures)
 
 
+def test_prepared_operands_reach_the_call() -> None:
+    seen = []
+
+    def prepare(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        seen.append(args[0].shape)
+        return (args[0].clone(),), {**kwargs, "factor": 2}
+
+    def call(x: torch.Tensor, factor: int) -> torch.Tensor:
+        return (x.cpu() * factor).to(x.device)
+
+    assert run_contract(_fake(call, prepare=prepare)).status == "passed"
+    assert seen == [(3, 5), (3, 5)]
+
+
 def test_shape_dtype_count_and_device_are_checked() -> None:
     wrong = {
         "shape": lambda x: _double_it(x).view(5, 3),

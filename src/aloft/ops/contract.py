@@ -106,7 +106,9 @@ class Contract:
         undefined: parts of the outputs that callers may not read.
         mutates: arguments changed in place though the schema does not declare it.
         source: where the facts come from.
-        call: replaces the operator lookup, called with device tensors (for preparations such as a format cast).
+        call: replaces the operator lookup, called with device tensors. What it allocates and frees on the way may be
+            where the output lands, which looks like a write outside it: preparations belong into `prepare`.
+        prepare: ``prepare(args, kwargs) -> (args, kwargs)`` on device operands, before the guarded call (a format cast).
         widen: False to hand the reference the dtypes of the case instead of float64 (formulas that round in between).
         optional: True when a runtime may lack the operator without failing the conformance run.
     """
@@ -124,6 +126,7 @@ class Contract:
     undefined: tuple[str, ...] = ()
     mutates: tuple[str, ...] = ()
     call: Callable[..., Any] | None = None
+    prepare: Callable[[tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]]] | None = None
     widen: bool = True
     optional: bool = False
 

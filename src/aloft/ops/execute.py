@@ -86,6 +86,8 @@ def _run_case(contract: Contract, case: Case, device: torch.device, report: Repo
     operands: dict[int, GuardedOperand] = {}
     args = _map_tensors(case.args, lambda t: _guarded(t, operands, device))
     kwargs = _map_tensors(dict(case.kwargs), lambda t: _guarded(t, operands, device))
+    if contract.prepare is not None:
+        args, kwargs = contract.prepare(args, kwargs)
     arena = OutputArena(device, large if large > 1 << 20 else 0)
     result = _callable(contract, case.form)(*args, **kwargs)
     torch.npu.synchronize()  # type: ignore[attr-defined]
@@ -151,6 +153,8 @@ def _run_bad(contract: Contract, bad: Bad, device: torch.device) -> str | None:
     args = _map_tensors(bad.args, lambda t: t.to(device))
     kwargs = _map_tensors(dict(bad.kwargs), lambda t: t.to(device))
     try:
+        if contract.prepare is not None:
+            args, kwargs = contract.prepare(args, kwargs)
         _callable(contract, bad.form)(*args, **kwargs)
         torch.npu.synchronize()  # type: ignore[attr-defined]
     except _REFUSALS as error:
