@@ -354,13 +354,13 @@ ALOFT_API aclError aclmdlRIDebugJsonPrint(void* handle, const char* path, uint32
   if (!model) return code;
   std::FILE* file = std::fopen(path, "w");
   if (!file) return fail(107009, "aclmdlRIDebugJsonPrint: %s cannot be written", path);
-  std::fprintf(file, "{\"traceEvents\": [");
+  std::fprintf(file, "[");
   const auto& nodes = model->graph->nodes;
   for (size_t i = 0; i < nodes.size(); ++i) {
     std::fprintf(file, "%s\n{\"name\": \"%s\", \"ph\": \"X\", \"ts\": %zu, \"dur\": 1, \"pid\": %d, \"tid\": %d}",
                  i ? "," : "", nodes[i]->name(), i, model->context->device, model->stream_ids[i]);
   }
-  std::fprintf(file, "\n], \"modelId\": %u}\n", model->graph->id);
+  std::fprintf(file, "\n]\n");
   if (std::fclose(file) != 0) return fail(107010, "aclmdlRIDebugJsonPrint: %s cannot be written", path);
   return kOk;
 }

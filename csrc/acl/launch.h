@@ -53,6 +53,9 @@ ALOFT_API aclError aloftLaunchNode(aclrtStream stream, aloft::Node* node);
 // Waits until `stream` has nothing pending; free of cost when it has nothing (inline mode).
 // Refuses with an error while the stream is being captured.
 ALOFT_API aclError aloftDrainStream(aclrtStream stream);
+// 1 when work for `stream` cannot be done now and has to be handed over as a node: it is being captured, or what is
+// queued on it waits for an event or a value that something issued later may bring about.
+ALOFT_API int aloftStreamDefers(aclrtStream stream);
 // 1 while `stream` is being captured into a graph.
 ALOFT_API int aloftStreamIsCapturing(aclrtStream stream);
 // Sets the text aclGetRecentErrMsg returns in this thread (copied, printf-style).

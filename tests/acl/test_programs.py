@@ -1,0 +1,35 @@
+"""The runtime through the real torch_npu: each program runs once per stream mode, its checks are the tests."""
+
+from __future__ import annotations
+
+import pytest
+from running import MODES, checks, expect
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", checks("ordering"))
+def test_ordering(name: str, mode: str) -> None:
+    expect("ordering", name, ALOFT_STREAMS=mode, ALOFT_DEVICES="2", ALOFT_HBM_GIB="1", ALOFT_WAIT_TIMEOUT="3")
+
+
+@pytest.mark.parametrize("name", checks("ordering"))
+def test_ordering_behind_the_task_queue(name: str) -> None:
+    """torch_npu's own queue of host calls must not make a host read stale."""
+    settings = {"ALOFT_STREAMS": "async", "ALOFT_DEVICES": "2", "ALOFT_HBM_GIB": "1", "ALOFT_WAIT_TIMEOUT": "3"}
+    expect("ordering", name, TASK_QUEUE_ENABLE="1", **settings)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", checks("graphs"))
+def test_graphs(name: str, mode: str) -> None:
+    expect("graphs", name, ALOFT_STREAMS=mode, ALOFT_HBM_GIB="1", ALOFT_WAIT_TIMEOUT="3")
+
+
+@pytest.mark.parametrize("name", checks("memory"))
+def test_memory(name: str) -> None:
+    expect("memory", name, ALOFT_HBM_GIB="1")
+
+
+@pytest.mark.parametrize("name", checks("memory"))
+def test_memory_in_expandable_segments(name: str) -> None:
+    expect("memory", name, ALOFT_HBM_GIB="1", PYTORCH_NPU_ALLOC_CONF="expandable_segments:True")
