@@ -69,6 +69,8 @@ class MetaArguments {
     if (!cpu.defined() || cpu.unsafeGetTensorImpl()->is_wrapped_number()) return cpu;
     for (const auto& [known, meta] : pairs_)
       if (known.is_same(cpu)) return meta;
+    // A Python number stays what it is: Meta kernels take it beside meta tensors, and those written in Python read it.
+    if (cpu.unsafeGetTensorImpl()->is_wrapped_number()) return cpu;
     at::Tensor meta(at::detail::empty_strided_meta(cpu.sizes(), cpu.strides(), cpu.scalar_type()));
     pairs_.emplace_back(cpu, meta);
     return meta;

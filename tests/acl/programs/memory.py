@@ -44,7 +44,7 @@ def figures_agree() -> None:
     x = device_bytes(100)
     free_now, _ = torch.npu.mem_get_info()
     assert free - free_now >= 100 * MIB
-    assert torch.npu.memory_allocated() - before == x.numel()
+    assert 0 <= torch.npu.memory_allocated() - before - x.numel() <= 4096  # the allocator pads
     del x
     torch.npu.empty_cache()
     assert torch.npu.mem_get_info()[0] == free
