@@ -247,7 +247,11 @@ bool capturing(Stream* stream) {
 }
 
 aclError check_capture_allows(Stream* stream, const char* what) {
-  if (!capturing(stream)) return kOk;
+  if (!stream->diverted.load(std::memory_order_relaxed)) return kOk;
+  if (!capturing(stream)) {
+    return fail(kRtTaskGroupStatus, "%s is not possible on stream %d: a task group of a graph is being updated on it",
+                what, stream->id);
+  }
   return fail(kRtStreamCaptured, "%s is not possible on stream %d: it is being captured into a graph", what,
               stream->id);
 }

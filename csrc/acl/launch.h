@@ -19,7 +19,7 @@ class Node {
   explicit Node(const char* name) : name_(name) {}
   virtual ~Node() = default;
   virtual aclError run() = 0;
-  // False while the stream must not go past this node yet (a wait for an event or a value).
+  // False while the stream must not go past this node yet (a wait for an event or a value). May be asked by any thread.
   virtual bool ready() { return true; }
   const char* name() const { return name_; }  // a string literal: never freed
 
@@ -53,8 +53,9 @@ ALOFT_API aclError aloftLaunchNode(aclrtStream stream, aloft::Node* node);
 // Waits until `stream` has nothing pending; free of cost when it has nothing (inline mode).
 // Refuses with an error while the stream is being captured.
 ALOFT_API aclError aloftDrainStream(aclrtStream stream);
-// 1 when work for `stream` cannot be done now and has to be handed over as a node: it is being captured, or what is
-// queued on it waits for an event or a value that something issued later may bring about.
+// 1 when work for `stream` cannot be done now and has to be handed over as a node: it is being captured or its graph
+// updated, or what is queued on it waits for an event or a value that only something issued later can bring about.
+// Otherwise 0, once the stream has nothing pending (it waits for that, as aloftDrainStream).
 ALOFT_API int aloftStreamDefers(aclrtStream stream);
 // 1 while `stream` is being captured into a graph.
 ALOFT_API int aloftStreamIsCapturing(aclrtStream stream);

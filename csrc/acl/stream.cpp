@@ -45,7 +45,7 @@ Advance advance(Stream* stream, Step& step, aclError* error, std::string* text) 
       return true;
     }
     if (!node->ready()) {
-      stream->blocked_on.store(node->name(), std::memory_order_relaxed);
+      stream->blocked_on.store(node);
       return false;
     }
     const aclError result = node->run();
@@ -60,8 +60,13 @@ Advance advance(Stream* stream, Step& step, aclError* error, std::string* text) 
   Graph& graph = *step.graph;
   Stream* runner = nullptr;
   if (!graph.runner.compare_exchange_strong(runner, stream) && runner != stream && *error == kOk) {
-    stream->blocked_on.store("aclmdlRIExecuteAsync (the graph still runs on another stream)",
-                             std::memory_order_relaxed);
+    static class Busy final : public Node {
+     public:
+      Busy() : Node("aclmdlRIExecuteAsync (the graph still runs on another stream)") {}
+      aclError run() override { return kOk; }
+      bool ready() override { return false; }
+    } busy;
+    stream->blocked_on.store(&busy);
     return Advance::Blocked;
   }
   const size_t count = graph.nodes.size();
@@ -93,7 +98,7 @@ void drop_locked(Stream* stream, aclError error, const std::string& text) {
 void drain_locked(Stream* stream) {
   while (!stream->queue.empty()) {
     if (advance(stream, stream->queue.front(), &stream->error, &stream->error_text) == Advance::Blocked) return;
-    stream->blocked_on.store(nullptr, std::memory_order_relaxed);
+    stream->blocked_on.store(nullptr);
     stream->queue.pop_front();
     --stream->pending;
     --streams().blocked;
@@ -165,9 +170,11 @@ void run_worker(Stream* stream) {
       lock.lock();
       continue;
     }
+    lock.lock();
+    stream->blocked_on.store(nullptr);
+    lock.unlock();
     step = Step();  // destroyed while the lock is not held, and before anyone is told that it is done
     lock.lock();
-    stream->blocked_on.store(nullptr, std::memory_order_relaxed);
     if (error != kOk && stream->error == kOk) {
       stream->error = error;
       stream->error_text = text;
@@ -201,11 +208,15 @@ void stop_workers() {
   }
 }
 
-// Nobody runs anything and the streams that hold work all wait.
+// Nobody runs anything and the streams that hold work all wait for what has not come.
 bool all_blocked() {
   std::shared_lock<std::shared_mutex> lock(streams().mutex);
   for (Stream* stream : streams().live) {
-    if (stream->pending.load() > 0 && !stream->blocked_on.load()) return false;
+    if (stream->pending.load() == 0) continue;
+    std::unique_lock<std::mutex> order(stream->order, std::try_to_lock);
+    if (!order.owns_lock()) return false;  // at work
+    Node* wait = stream->blocked_on.load();
+    if (stream->pending.load() > 0 && (!wait || wait->ready())) return false;
   }
   return true;
 }
@@ -219,12 +230,16 @@ aclError take_error_locked(Stream* stream) {
 }
 
 aclError report_deadlock(Stream* stream) {
-  const char* name = stream->blocked_on.load();
+  std::string name = "a wait";
+  {
+    std::lock_guard<std::mutex> lock(stream->order);
+    if (Node* wait = stream->blocked_on.load()) name = wait->name();
+  }
   const size_t behind = stream->pending.load() ? stream->pending.load() - 1 : 0;
   return fail(kRtStreamSyncTimeout,
               "stream %d of device %d waits in %s for something that nothing queued can bring about (a record or a "
               "write that is missing, or issued after this synchronisation); %zu operations behind it are dropped",
-              stream->id, stream->context->device, name ? name : "a wait", behind);
+              stream->id, stream->context->device, name.c_str(), behind);
 }
 
 }  // namespace
@@ -474,15 +489,32 @@ aclError wait_until(const std::function<bool()>& done, int timeout_ms, const cha
       {
         std::shared_lock<std::shared_mutex> lock(streams().mutex);
         for (Stream* stream : streams().live) {
-          const char* name = stream->blocked_on.load();
-          if (stream->pending.load() > 0 && name) {
-            names += " stream " + std::to_string(stream->id) + " waits in " + name + ";";
+          std::unique_lock<std::mutex> order(stream->order, std::try_to_lock);
+          Node* wait = order.owns_lock() ? stream->blocked_on.load() : nullptr;
+          if (stream->pending.load() > 0 && wait) {
+            names += " stream " + std::to_string(stream->id) + " waits in " + wait->name() + ";";
           }
         }
       }
       return fail(kRtEventSyncTimeout, "%s would wait for ever:%s nothing queued can bring it about", what,
                   names.c_str());
     }
+  }
+}
+
+bool waits_for_host(Stream* stream) {
+  for (;;) {
+    const uint64_t seen = progress();
+    if (inline_mode()) {
+      if (enter(stream)) {
+        leave(stream);
+        return false;
+      }
+    } else if (stream->pending.load() == 0) {
+      return false;
+    }
+    if (all_blocked()) return stream->pending.load() > 0;
+    wait_progress(seen, 2);
   }
 }
 

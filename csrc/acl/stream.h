@@ -69,7 +69,9 @@ struct Stream {
   std::condition_variable idle;  // async: the host waits here for the worker
   std::thread worker;
   bool stop = false;
-  std::atomic<const char*> blocked_on{nullptr};  // name of the wait at the front, for messages
+  // The wait at the front that was not ready when last looked at. Cleared with `order` held before the node goes
+  // away, so whoever holds `order` may ask it again.
+  std::atomic<Node*> blocked_on{nullptr};
 
   // Capture state, read on every launch.
   std::atomic<bool> diverted{false};        // some of the below is set
@@ -96,6 +98,8 @@ aclError synchronize_context(Context* context, int timeout_ms);
 // Waits until done() holds, helping blocked streams on; kRtEventSyncTimeout when nothing can bring it about any
 // more (or after timeout_ms >= 0).
 aclError wait_until(const std::function<bool()>& done, int timeout_ms, const char* what);
+// Waits until `stream` is idle (false) or can only go on by something that is issued later (true).
+bool waits_for_host(Stream* stream);
 // Waits until every stream of the device is idle; failures stay for their own synchronisation. For calls that take
 // memory away from under queued work.
 aclError quiesce(int device, const char* what);

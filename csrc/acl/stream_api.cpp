@@ -56,11 +56,7 @@ ALOFT_API int aloftStreamDefers(aclrtStream handle) {
   if (!stream) return 0;
   if (stream->diverted.load(std::memory_order_relaxed)) return 1;
   if (stream->pending.load(std::memory_order_relaxed) == 0) return 0;
-  if (inline_mode() && enter(stream)) {  // what it waited for may have come
-    leave(stream);
-    return 0;
-  }
-  return stream->blocked_on.load() != nullptr;
+  return waits_for_host(stream);
 }
 
 static aclError create_stream(aclrtStream* handle, uint32_t priority, uint32_t flags) {

@@ -134,6 +134,20 @@ bool only_written_results(const Operator& op) {
 
 }  // namespace
 
+bool needs_host(const Operator& op, Call& call, const torch::jit::Stack& stack) {
+  bool needs = op.host_result;
+  const size_t first = stack.size() - op.arguments;
+  for (const auto& arg : op.special) {
+    if (!arg.written) continue;
+    c10::IValue value = stack[first + arg.index];
+    each_tensor(value, [&](const at::Tensor& t) {
+      needs = needs || (t.defined() && !call.views().original(t).defined() && aloftDeviceOf(t.const_data_ptr()) != -1);
+      return t;
+    });
+  }
+  return needs;
+}
+
 void record(const Operator& op, Call& call, aclrtStream stream, torch::jit::Stack* stack) {
   TORCH_CHECK(!op.host_result, op.name,
               " hands a value of the device to the host: that is not permitted while a graph is being captured");
@@ -201,6 +215,11 @@ void record(const Operator& op, Call& call, aclrtStream stream, torch::jit::Stac
     if (arg.kind != ArgKind::Generator && arg.kind != ArgKind::Device)
       each_tensor(arguments[arg.index], [&](const at::Tensor& t) -> at::Tensor {
         if (!t.defined() || call.views().original(t).defined()) return t;
+        if (arg.written) {
+          TORCH_CHECK(aloftDeviceOf(t.const_data_ptr()) == -1, op.name,
+                      " writes to pageable host memory: that is not permitted while a graph is being captured");
+          return t;
+        }
         return at::_ops::clone::call(t, std::nullopt);
       });
   at::Generator generator;

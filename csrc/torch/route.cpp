@@ -219,7 +219,8 @@ void route(const Operator& op, torch::jit::Stack* stack) {
   c10::OptionalDeviceGuard guard;
   if (device != here) guard.reset_device(c10::Device(kNpu, device));
   aclrtStream stream = current_stream(device);
-  if (C10_UNLIKELY(aloftStreamDefers(stream))) return record(op, call, stream, stack);
+  if (C10_UNLIKELY(aloftStreamDefers(stream)) && (aloftStreamIsCapturing(stream) || !needs_host(op, call, *stack)))
+    return record(op, call, stream, stack);
   std::optional<DrawFrom> draw;
   if (op.random) {
     const at::Generator host = host_generator(npu_generator(call.generator(), c10::Device(kNpu, device)));

@@ -81,7 +81,9 @@ class Call {
   c10::SmallVector<at::Tensor, 2> host_;  // CPU tensors among the arguments
 };
 
-// capture.cpp: records the call into the graph being captured on `stream`.
+// capture.cpp: true when the operator hands something to the host and so cannot be left to the stream.
+bool needs_host(const Operator& op, Call& call, const torch::jit::Stack& stack);
+// Records the call into the graph being captured on `stream`, or queues it.
 void record(const Operator& op, Call& call, aclrtStream stream, torch::jit::Stack* stack);
 
 }  // namespace aloft::torch_route
