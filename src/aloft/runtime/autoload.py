@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 
-from aloft.runtime.choice import library_folder
+from aloft.runtime.choice import library_folder, runtime_choice
 
 _operators: int | None = None
 
@@ -23,9 +23,10 @@ def virtual() -> bool:
 def load() -> None:
     """Imports torch_npu and installs the route over its operators. Idempotent.
 
-    Raises ImportError when torch_npu is installed but cannot be imported, and RuntimeError when the route
-    cannot be installed.
+    Raises ImportError when torch_npu is installed but cannot be imported, RuntimeError when the route
+    cannot be installed, and ValueError when ALOFT_RUNTIME is none of its values.
     """
+    runtime_choice()
     if importlib.util.find_spec("torch_npu") is None:
         return  # nothing to serve; `aloft doctor` says so
     import torch_npu  # noqa: F401
