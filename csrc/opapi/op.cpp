@@ -175,6 +175,7 @@ Tensor checked(const char* name, const aclTensor* t, Layout layout) {
     fail(kParamInvalid, "%s has the format %s (%d), the operator takes row-major memory (ND)", name,
          format_name(view.format), static_cast<int>(view.format));
   }
+  if (!view.data && view.numel()) fail(kParamInvalid, "%s has no memory (its storage was freed or resized to 0)", name);
   return view;
 }
 

@@ -82,6 +82,13 @@ def test_operands_are_checked(door: Door, pair: tuple[torch.Tensor, torch.Tensor
     assert "out must" in door.message()
 
 
+def test_an_operand_without_memory_is_refused(door: Door, pair: tuple[torch.Tensor, torch.Tensor]) -> None:
+    freed = torch.ones(3, 4).npu()
+    freed.untyped_storage().resize_(0)
+    assert door.plan(GELU, freed, pair[1])[0] == INVALID
+    assert "self has no memory" in door.message()
+
+
 def test_view_shape_is_a_copy_the_caller_owns(door: Door, pair: tuple[torch.Tensor, torch.Tensor]) -> None:
     sizes, n = POINTER(c_int64)(), c_uint64()
     assert door.opapi.aclGetViewShape(door.tensor(pair[0]), byref(sizes), byref(n)) == 0
