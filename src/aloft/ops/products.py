@@ -16,7 +16,7 @@ SHAPES = ((1, 1, 1), (1, 48, 64), (3, 17, 31), (5, 16, 100), (33, 130, 257), (2,
 # Sums of at most 300 products of standard normal values in fp32: each of k roundings is near 2^-25 sqrt(k), their
 # sum near k 2^-25; a little more than six times that is allowed.
 _SUM = 300 * 2.0**-25 * 7
-TOLERANCE = {
+TOLERANCE: dict[torch.dtype | tuple[torch.dtype, int], Tolerance] = {
     torch.float32: Tolerance(2**-23, _SUM, "fp32 sums in any order"),
     torch.float16: Tolerance(2**-11, _SUM, "fp32 sums, one rounding to fp16"),
     torch.bfloat16: Tolerance(2**-8, _SUM, "fp32 sums, one rounding to bf16"),

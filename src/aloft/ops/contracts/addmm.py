@@ -38,10 +38,6 @@ def _bad() -> Iterator[Bad]:
     yield Bad("inner dimensions", (make.normal((3,)), x, weight[:5]), names="mat2")
 
 
-def _reference(self: torch.Tensor, *args: torch.Tensor, **kwargs: float) -> torch.Tensor:
-    return torch.addmm(self, *args, **kwargs)
-
-
 CONTRACT = Contract(
     name="addmm",
     schemas=("aten::addmm",),
@@ -49,7 +45,7 @@ CONTRACT = Contract(
     dtypes=products.DTYPES,
     limits=(*products.LIMITS, "beta = 0: self is not read", "self broadcasts to the result"),
     tolerance=products.TOLERANCE,
-    reference=products.without_format(_reference),
+    reference=products.without_format(torch.addmm),
     cases=_cases,
     bad=_bad,
     call=products.with_weight_format(torch.addmm, 2),
