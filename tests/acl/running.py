@@ -46,7 +46,8 @@ def results(program: str, settings: tuple[tuple[str, str], ...]) -> dict[str, st
         if line.startswith("RESULTS "):
             found: dict[str, str] = json.loads(line.removeprefix("RESULTS "))
             if done.returncode:
-                found = {name: text or f"exit code {done.returncode}\n{done.stderr[-2000:]}" for name, text in found.items()}
+                ending = f"exit code {done.returncode}\n{done.stderr[-2000:]}"
+                found = {name: text or ending for name, text in found.items()}
             return found
     return dict.fromkeys(checks(program), f"exit code {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 
 import torch
 
 
-def in_child(body) -> str:  # noqa: ANN001
+def in_child(body: Callable[[], object]) -> str:
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:

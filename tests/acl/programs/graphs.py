@@ -100,7 +100,7 @@ def a_stream_not_joined_back_is_an_error() -> None:
 def a_task_group_is_updated_before_and_after_the_replay() -> None:
     query = torch.randn(1, 2, 16, dtype=torch.float16).to(DEVICE)
     key = torch.randn(1, 32, 2 * 16, dtype=torch.float16).to(DEVICE)
-    arguments = dict(num_heads=2, input_layout="BSH", scale=0.25, num_key_value_heads=2)
+    arguments = {"num_heads": 2, "input_layout": "BSH", "scale": 0.25, "num_key_value_heads": 2}
     flat = query.reshape(1, 1, 32)
 
     def attend(lengths: list[int]) -> torch.Tensor:
@@ -150,7 +150,7 @@ def a_task_group_is_updated_before_and_after_the_replay() -> None:
 def the_automatic_update_of_host_arguments() -> None:
     query = torch.randn(1, 1, 32, dtype=torch.float16).to(DEVICE)
     key = torch.randn(1, 32, 32, dtype=torch.float16).to(DEVICE)
-    arguments = dict(num_heads=2, input_layout="BSH", scale=0.25, num_key_value_heads=2)
+    arguments = {"num_heads": 2, "input_layout": "BSH", "scale": 0.25, "num_key_value_heads": 2}
 
     def attend(lengths: list[int]) -> torch.Tensor:
         return torch_npu.npu_fused_infer_attention_score(query, key, key, actual_seq_lengths_kv=lengths, **arguments)[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import time
 
@@ -11,19 +12,14 @@ from report import check, main
 DEVICE = "npu"
 
 
+libc = ctypes.CDLL(None)  # the C library, and the virtual NPU's mapped beside it
+SLEEP = ctypes.cast(libc.usleep, ctypes.c_void_p)
+
+
 def slow(stream: torch.npu.Stream, seconds: float = 0.05) -> None:
-    """Queues something that takes a while (a host function on the stream)."""
-    import ctypes
-
-    acl = ctypes.CDLL(None)
-    acl.aclrtLaunchHostFunc(ctypes.c_void_p(stream.npu_stream), SLEEP, ctypes.c_void_p(int(seconds * 1e6)))
-
-
-import ctypes  # noqa: E402
-
-_HOST = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-_libc = ctypes.CDLL(None)
-SLEEP = ctypes.cast(_libc.usleep, ctypes.c_void_p)
+    """Queues something that takes a while: a host function that sleeps in stream order."""
+    code = libc.aclrtLaunchHostFunc(ctypes.c_void_p(stream.npu_stream), SLEEP, ctypes.c_void_p(int(seconds * 1e6)))
+    assert code == 0, code
 
 
 @check
