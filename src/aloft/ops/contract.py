@@ -108,7 +108,7 @@ class Contract:
         source: where the facts come from.
         call: replaces the operator lookup, called with device tensors. What it allocates and frees on the way may be
             where the output lands, which looks like a write outside it: preparations belong into `prepare`.
-        prepare: ``prepare(args, kwargs) -> (args, kwargs)`` on device operands, before the guarded call (a format cast).
+        prepare: ``prepare(args, kwargs) -> (args, kwargs)`` on device operands before the guarded call (a format cast).
         widen: False to hand the reference the dtypes of the case instead of float64 (formulas that round in between).
         optional: True when a runtime may lack the operator without failing the conformance run.
     """

@@ -23,7 +23,7 @@ def _call(x: torch.Tensor, acl_format: int) -> torch.Tensor:
     config = torch.npu.config  # type: ignore[attr-defined]
     config.allow_internal_format = True
     try:
-        there = torch.ops.npu.npu_format_cast(x.clone(), acl_format)
+        there = torch.ops.npu.npu_format_cast(x.clone(memory_format=torch.contiguous_format), acl_format)
         found = int(torch_npu.get_npu_format(there))
         if found != acl_format:
             raise RuntimeError(f"the tensor has the format {found}, {acl_format} was asked for")
