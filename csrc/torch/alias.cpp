@@ -137,7 +137,14 @@ at::Tensor npu_tensor(at::Tensor&& cpu, c10::Device device) {
   return result;
 }
 
-const at::Tensor& Views::add(const at::Tensor& npu, bool written) {
+void Views::drain_others(c10::DeviceIndex device) const {
+  for (const auto& view : views_) {
+    const c10::DeviceIndex other = view.npu.device().index();
+    if (other != device && aloftDrainStream(current_stream(other)) != kOk) raise(kOpFailure, "copy between devices");
+  }
+}
+
+const at::Tensor& Views::add(const at::Tensor& npu, bool written, bool several_devices) {
   c10::StorageImpl* shared = nullptr;
   for (auto& view : views_) {
     if (view.npu.is_same(npu)) {
@@ -147,7 +154,7 @@ const at::Tensor& Views::add(const at::Tensor& npu, bool written) {
   }
   TORCH_CHECK_NOT_IMPLEMENTED(npu.layout() == c10::Layout::Strided && npu.has_storage() && !npu.is_quantized(),
                               "the virtual NPU computes with dense tensors only, got layout ", npu.layout());
-  TORCH_CHECK(views_.empty() || views_[0].npu.device() == npu.device(),
+  TORCH_CHECK(views_.empty() || several_devices || views_[0].npu.device() == npu.device(),
               "Expected all tensors to be on the same device, but found at least two devices, ",
               views_.empty() ? npu.device() : views_[0].npu.device(), " and ", npu.device(), "!");
   View view;

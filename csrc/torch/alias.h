@@ -36,7 +36,10 @@ class Views {
   };
 
   // Adds a tensor that lies on the NPU; returns its view. Raises when it lies on another NPU than those before.
-  const at::Tensor& add(const at::Tensor& npu, bool written);
+  // (unless that is wanted).
+  const at::Tensor& add(const at::Tensor& npu, bool written, bool several_devices);
+  // Waits for the current streams of the NPUs other than `device`.
+  void drain_others(c10::DeviceIndex device) const;
   // Carries what the operator did to the geometry and memory of written views back to the caller's tensors.
   void write_back();
   // The caller's tensor (or a view of it) that `cpu` stands for; undefined when it is something new.

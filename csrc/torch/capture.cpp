@@ -6,6 +6,8 @@
 #include <ATen/ops/copy_ops.h>
 #include <ATen/ops/resize_ops.h>
 
+#include <cstring>
+
 #include "torch/device.h"
 #include "torch/generator.h"
 #include "torch/host_kernels.h"
@@ -43,6 +45,8 @@ class RouteNode final : public Node {
       for (const auto& output : outputs_) {
         const c10::IValue& value = stack[output.result];
         const at::Tensor from = output.item < 0 ? value.toTensor() : value.toTensorList().get(output.item);
+        // In evaluation the CPU kernel of batch norm gives no statistics, where Meta kernels promise them.
+        if (from.numel() == 0 && std::strstr(op_.name, "batch_norm")) continue;
         TORCH_CHECK(from.sizes().equals(output.to.sizes()), op_.name, " was captured with a result of shape ",
                     output.to.sizes(), ", the replay gives ", from.sizes());
         at::_ops::copy_::call(const_cast<at::Tensor&>(output.to), from, false);
@@ -122,6 +126,11 @@ bool run_meta(const Operator& op, torch::jit::Stack* stack) {
     op.handle.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::Meta), stack);
   } catch (const c10::NotImplementedError&) {
     return false;
+  } catch (const std::exception& error) {
+    // Meta kernels written in Python say the same with a Python exception.
+    if (std::strstr(error.what(), "NotImplementedError") || std::strstr(error.what(), "DynamicOutputShape"))
+      return false;
+    throw;
   }
   return true;
 }

@@ -91,6 +91,8 @@ Operator::Operator(const c10::OperatorHandle& op, HostKernel host) : handle(op),
   }
   std::string_view base = schema.name();
   base.remove_prefix(base.find("::") + 2);
+  several_devices =
+      base == "copy_" || base == "_copy_from" || base == "_copy_from_and_resize" || base == "_foreach_copy_";
   host_tensors = false;
   for (auto known : kHostTensorOperators) host_tensors |= base == known;
   host_result = false;
@@ -116,7 +118,7 @@ Call::Call(const Operator& op, torch::jit::Stack* stack) : op_(op), stack_(stack
 
 at::Tensor Call::argument(const at::Tensor& tensor, const Arg& arg) {
   if (!tensor.defined()) return tensor;
-  if (tensor.device().type() == kNpu) return views_.add(tensor, arg.written);
+  if (tensor.device().type() == kNpu) return views_.add(tensor, arg.written, op_.several_devices);
   if (!op_.host_tensors && (tensor.dim() > 0 || arg.written)) host_.push_back(tensor);
   return tensor;
 }
@@ -227,6 +229,7 @@ void route(const Operator& op, torch::jit::Stack* stack) {
     set_generator(op, host, stack);
     draw.emplace(host);
   }
+  if (C10_UNLIKELY(op.several_devices)) call.views().drain_others(device);
   {
     Turn turn(stream, op.name);
     // An allocation may have to wait for the device, and results may belong elsewhere.

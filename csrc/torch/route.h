@@ -29,12 +29,12 @@ struct Operator {
   size_t arguments, returns;
   c10::SmallVector<Arg, 6> special;  // arguments that are not passed through as they are
   HostKernel host;
-  bool random;         // draws random numbers
-  bool has_generator;  // takes a generator
-  bool host_tensors;   // may take CPU tensors of any shape beside NPU tensors
-  bool host_result;    // returns a value of the host (item, equal)
-  bool writes;         // has an argument it writes to
-  bool structural;     // reads and writes no element: needs no turn
+  bool random;           // draws random numbers
+  bool has_generator;    // takes a generator
+  bool host_tensors;     // may take CPU tensors of any shape beside NPU tensors
+  bool several_devices;  // copies between NPUs
+  bool host_result;      // returns a value of the host (item, equal)
+  bool writes;           // has an argument it writes to
 };
 
 // Calls the CPU kernel of `op` (or its stand-in) with the CPU tensors on the stack.
