@@ -10,7 +10,7 @@ import sys
 
 import psutil
 import pytest
-from conftest import ENGINES
+from serving import ENGINES
 
 from aloft.runner import threads
 

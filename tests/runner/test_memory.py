@@ -1,0 +1,105 @@
+"""Memory arithmetic, threads and the parent watch, without an engine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from aloft.errors import NotEnoughMemory
+from aloft.runner import memory, parent, threads
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    save_file({"a": torch.zeros(1024, 1024), "b": torch.zeros(3)}, tmp_path / "model.safetensors")
+    return tmp_path
+
+
+def test_weights_are_counted_in_the_dtype_they_will_have(checkpoint):
+    elements = 1024 * 1024 + 3
+    for dtype, size in ((torch.bfloat16, 2), (torch.float32, 4)):
+        assert memory.weight_bytes(SimpleNamespace(model=str(checkpoint), dtype=dtype)) == elements * size
+    assert memory.weight_bytes(SimpleNamespace(model="some/repo", dtype=torch.bfloat16)) == 0
+
+
+def test_weights_that_do_not_fit_are_one_sentence(checkpoint, monkeypatch):
+    model = SimpleNamespace(model=str(checkpoint), dtype=torch.float32)
+    monkeypatch.setattr(memory.npu, "mem_get_info", lambda device: (1 << 20, 1 << 30))
+    with pytest.raises(NotEnoughMemory, match=r"need 0\.00 GiB.*0\.00 GiB free.*--dtype") as raised:
+        memory.check_weights_fit(model, torch.device("npu:0"))
+    assert "\n" not in str(raised.value)
+    monkeypatch.setattr(memory.npu, "mem_get_info", lambda device: (1 << 30, 1 << 30))
+    memory.check_weights_fit(model, torch.device("npu:0"))
+
+
+def test_activations_are_a_line_through_two_steps(monkeypatch):
+    used = {"peak": 0}
+    monkeypatch.setattr(memory.npu, "memory_allocated", lambda device: 1000)
+    monkeypatch.setattr(memory.npu, "reset_peak_memory_stats", lambda device: None)
+    monkeypatch.setattr(memory.npu, "max_memory_allocated", lambda device: 1000 + used["peak"])
+    config = SimpleNamespace(
+        scheduler_config=SimpleNamespace(max_num_seqs=8, max_num_batched_tokens=2048),
+        model_config=SimpleNamespace(get_vocab_size=lambda: 100),
+    )
+
+    def profile(num_tokens):
+        used["peak"] = 5000 + 70 * num_tokens
+
+    assert memory.activation_bytes(config, torch.device("npu:0"), profile) == 5000 + 70 * 2048 + 8 * 100 * 24
+
+
+def test_a_share_follows_the_number_of_engines(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(threads, "cores", lambda: 8)
+    applied = []
+    monkeypatch.setattr(threads, "set_threads", applied.append)
+    before = threads.live_engines()
+    first = threads.ThreadShare()
+    assert threads.live_engines() == before + 1 and first.count == max(1, 8 // (before + 1))
+    second = threads.ThreadShare()
+    first._next_poll = 0
+    first.poll()
+    assert first.count == second.count == max(1, 8 // (before + 2))
+    second.close()
+    first._next_poll = 0
+    first.poll()
+    assert first.count == max(1, 8 // (before + 1)) and applied[-1] == first.count
+    first.close()
+    assert threads.live_engines() == before
+
+
+@pytest.mark.parametrize(
+    ("variable", "set_by_vllm", "fixed"), [("3", "0", 3), ("3", "1", 0), ("", "0", 0), ("x", "0", 0)]
+)
+def test_a_users_own_thread_count_wins(monkeypatch, variable, set_by_vllm, fixed):
+    monkeypatch.setenv("OMP_NUM_THREADS", variable)
+    monkeypatch.setenv("VLLM_OMP_NUM_THREADS_SET_BY_VLLM", set_by_vllm)
+    monkeypatch.setattr(threads, "set_threads", lambda count: None)
+    share = threads.ThreadShare()
+    assert share.fixed == fixed
+    share.close()
+    share = threads.ThreadShare(fixed=5)
+    assert share.count == 5
+    share.close()
+
+
+def test_a_killed_engine_leaves_no_name(tmp_path):
+    """The kernel frees the name with the process."""
+    before = threads.live_engines()
+    script = "import os, sys\nfrom aloft.runner import threads\nthreads.set_threads = lambda count: None\n" + (
+        "share = threads.ThreadShare()\nprint(threads.live_engines(), flush=True)\nos.kill(os.getpid(), 9)\n"
+    )
+    env = os.environ | {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=60)
+    assert int(done.stdout) == before + 1 and threads.live_engines() == before
+
+
+def test_this_process_is_nobodys_engine():
+    assert not parent.watch()
+    assert not parent._main_thread_waits()
