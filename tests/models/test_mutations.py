@@ -64,9 +64,9 @@ def _stale_block(patch: pytest.MonkeyPatch, case: Case) -> None:
 
     right = impl._write
 
-    def write(key: Any, value: Any, key_cache: Any, value_cache: Any, slots: Any) -> None:
-        kept = torch.where(slots % key_cache.shape[1] == key_cache.shape[1] - 1, -1, slots)
-        right(key, value, key_cache, value_cache, kept)
+    def write(key: Any, value: Any, cache: Any, slots: Any) -> None:
+        block_size = cache.key.shape[1]
+        right(key, value, cache, torch.where(slots % block_size == block_size - 1, -1, slots))
 
     patch.setattr(impl, "_write", write)
 
