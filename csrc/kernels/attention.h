@@ -29,8 +29,8 @@ struct AttentionSequence {
   float* softmax_max = nullptr;  // optional, with softmax_sum: row maximum and sum, sinks included
   float* softmax_sum = nullptr;
   int64_t stat_token = 0, stat_head = 0;  // of softmax_max and softmax_sum, which hold 8 equal values a row
-  const uint8_t* mask = nullptr;  // optional: != 0 hides; element (row 0, key 0)
-  const void* pse = nullptr;      // optional additive bias; element (head 0, row 0, key 0)
+  const uint8_t* mask = nullptr;          // optional: != 0 hides; element (row 0, key 0)
+  const void* pse = nullptr;              // optional additive bias; element (head 0, row 0, key 0)
   // Key j is visible to row i when i + low <= j <= max(i + high, prefix - 1).
   int64_t low = -kAttentionFar, high = kAttentionFar, prefix = 0;
   int64_t drop_bit = 0;  // first bit of this sequence in the dropout mask: [heads, q_len, kv_len]

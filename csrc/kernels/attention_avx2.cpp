@@ -29,9 +29,8 @@ inline V div(V a, V b) { return _mm256_div_ps(a, b); }
 inline V fma(V a, V b, V c) { return _mm256_fmadd_ps(a, b, c); }
 inline V maximum(V a, V b) { return _mm256_max_ps(a, b); }
 inline V round_to_int(V a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-inline V pow2(V n) {
-  const V clamped = _mm256_min_ps(_mm256_max_ps(n, set1(-126.f)), set1(128.f));
-  const __m256i biased = _mm256_add_epi32(_mm256_cvtps_epi32(clamped), _mm256_set1_epi32(127));
+inline V pow2(V n) {  // -126 <= n <= 127; anything else gives a value nobody uses
+  const __m256i biased = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
   return _mm256_castsi256_ps(_mm256_slli_epi32(biased, 23));
 }
 inline V pick_ge(V a, V b, V x, V y) { return _mm256_blendv_ps(y, x, _mm256_cmp_ps(a, b, _CMP_GE_OQ)); }

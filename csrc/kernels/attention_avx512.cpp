@@ -14,7 +14,7 @@ namespace aloft {
 namespace {
 
 constexpr int W = 16;
-constexpr int kMaxDot = 4, kGemmRows = 8;
+constexpr int kMaxDot = 4, kGemmRows = 12;
 using V = __m512;
 
 inline V load(const float* p) { return _mm512_loadu_ps(p); }
@@ -32,9 +32,8 @@ inline V div(V a, V b) { return _mm512_div_ps(a, b); }
 inline V fma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
 inline V maximum(V a, V b) { return _mm512_max_ps(a, b); }
 inline V round_to_int(V a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-inline V pow2(V n) {
-  const V clamped = _mm512_min_ps(_mm512_max_ps(n, set1(-126.f)), set1(128.f));
-  const __m512i biased = _mm512_add_epi32(_mm512_cvtps_epi32(clamped), _mm512_set1_epi32(127));
+inline V pow2(V n) {  // -126 <= n <= 127; anything else gives a value nobody uses
+  const __m512i biased = _mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127));
   return _mm512_castsi512_ps(_mm512_slli_epi32(biased, 23));
 }
 inline V pick_ge(V a, V b, V x, V y) { return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_GE_OQ), y, x); }

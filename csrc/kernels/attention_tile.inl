@@ -22,6 +22,7 @@ struct Scratch {
 
 constexpr float kMinusInf = -__builtin_inff();
 
+// e^x for x up to about 80; 0 below -87.
 inline V exp_vector(V x) {
   const V n = round_to_int(mul(x, set1(1.44269504088896341f)));
   V r = fma(n, set1(-0.693359375f), x);
@@ -57,6 +58,7 @@ inline void gemm_micro(int64_t k, const float* a, int64_t row_a, int64_t col_a, 
   V sum_[MR][NV];
   for (int i = 0; i < MR; ++i)
     for (int j = 0; j < NV; ++j) sum_[i][j] = accumulate ? load(c + i * ldc + j * W) : set1(0.f);
+#pragma GCC unroll 4
   for (int64_t p = 0; p < k; ++p) {
     V bv[NV];
     for (int j = 0; j < NV; ++j) bv[j] = load(b + j * W);
@@ -78,20 +80,18 @@ void gemm_column(int64_t m, int64_t k, const float* a, int64_t row_a, int64_t co
   int64_t i = 0;
   for (; i + kGemmRows <= m; i += kGemmRows)
     gemm_micro<kGemmRows, NV, kUnitRow>(k, a + i * row_a, row_a, col_a, b, ldb, c + i * ldc, ldc, accumulate);
-  const int64_t left = m - i;
+  int64_t left = m - i;
   a += i * row_a;
   c += i * ldc;
+  for (; left >= 6; left -= 6, a += 6 * row_a, c += 6 * ldc)
+    gemm_micro<6, NV, kUnitRow>(k, a, row_a, col_a, b, ldb, c, ldc, accumulate);
   switch (left) {
-    case 0: break;
-    case 1: gemm_micro<1, NV, kUnitRow>(k, a, row_a, col_a, b, ldb, c, ldc, accumulate); break;
-    case 2: gemm_micro<2, NV, kUnitRow>(k, a, row_a, col_a, b, ldb, c, ldc, accumulate); break;
-    case 3: gemm_micro<3, NV, kUnitRow>(k, a, row_a, col_a, b, ldb, c, ldc, accumulate); break;
-    case 4: gemm_micro<4, NV, kUnitRow>(k, a, row_a, col_a, b, ldb, c, ldc, accumulate); break;
-    case 5: gemm_micro<5, NV, kUnitRow>(k, a, row_a, col_a, b, ldb, c, ldc, accumulate); break;
-    default:
-      gemm_micro<(kGemmRows > 6 ? 6 : kGemmRows), NV, kUnitRow>(k, a, row_a, col_a, b, ldb, c, ldc, accumulate);
-      if (left == 7)
-        gemm_micro<1, NV, kUnitRow>(k, a + 6 * row_a, row_a, col_a, b, ldb, c + 6 * ldc, ldc, accumulate);
+    case 1: return gemm_micro<1, NV, kUnitRow>(k, a, row_a, col_a, b, ldb, c, ldc, accumulate);
+    case 2: return gemm_micro<2, NV, kUnitRow>(k, a, row_a, col_a, b, ldb, c, ldc, accumulate);
+    case 3: return gemm_micro<3, NV, kUnitRow>(k, a, row_a, col_a, b, ldb, c, ldc, accumulate);
+    case 4: return gemm_micro<4, NV, kUnitRow>(k, a, row_a, col_a, b, ldb, c, ldc, accumulate);
+    case 5: return gemm_micro<5, NV, kUnitRow>(k, a, row_a, col_a, b, ldb, c, ldc, accumulate);
+    default: return;
   }
 }
 
