@@ -270,7 +270,10 @@ void multiply(const Product& c) {
     float* a = widened.get(rows * row_floats);
     widen_left(c, row0, rows, a);
     const int64_t blocks = (rows + in_l2 - 1) / in_l2, height = (rows + blocks - 1) / blocks;
-    const int group = height <= 2 ? 8 : height <= 8 ? 4 : 2;
+    // Weights that are transposed on the way (k contiguous) go through a buffer that must stay in L1.
+    const bool along_k = c.b.layout == WeightLayout::PanelsTransposed ||
+                         (c.b.layout == WeightLayout::Strided && c.b.row_stride == 1 && c.b.col_stride != 1);
+    const int group = along_k ? 2 : height <= 2 ? 8 : height <= 8 ? 4 : 2;
     const int64_t grain = std::max<int64_t>(1, std::min<int64_t>(panels, kTaskWork / (height * c.k * kPanel + 1)));
     parallel_for(blocks * panels, grain, [&](int64_t begin, int64_t end) {
       while (begin < end) {
