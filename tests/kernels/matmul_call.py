@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
-import aloft
+from aloft.runtime.choice import library_folder
 
-LIBRARY = ctypes.CDLL(str(Path(aloft.__file__).parent / "lib" / "libaloft_kernels.so"))
+LIBRARY = ctypes.CDLL(str(library_folder() / "libaloft_kernels.so"))
 ELEMENTS = {"float32": 0, "float16": 1, "bfloat16": 2}
 MAX_BATCH_DIMS = 6
 

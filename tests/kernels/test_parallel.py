@@ -6,13 +6,12 @@ import os
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 
 import pytest
 
-import aloft
+from aloft.runtime.choice import library_folder
 
-LIBRARY = Path(aloft.__file__).parent / "lib" / "libaloft_kernels.so"
+LIBRARY = library_folder() / "libaloft_kernels.so"
 PRELUDE = f"""
 import ctypes, os, threading, time
 lib = ctypes.CDLL({str(LIBRARY)!r})

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch_npu  # noqa: F401
 
-import aloft
+from aloft.runtime.choice import library_folder
 
 NULL, INVALID = 161001, 161002
 Shape = tuple[int, ...]
@@ -34,7 +34,7 @@ class Door:
 
     def __init__(self) -> None:
         torch.zeros(1).npu()  # the device is up
-        folder = f"{aloft.__path__[0]}/lib"
+        folder = str(library_folder())
         self.opapi = ctypes.CDLL(f"{folder}/libopapi.so")
         self.runtime = ctypes.CDLL(f"{folder}/libascendcl.so")
         self.runtime.aclGetRecentErrMsg.restype = ctypes.c_char_p

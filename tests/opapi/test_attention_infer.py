@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch_npu  # noqa: F401
 
-import aloft
 from aloft.ops import attention
+from aloft.runtime.choice import library_folder
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 TOLERANCE = {BF16: 2**-8, F16: 2**-11, F32: 3e-6}
@@ -21,7 +21,7 @@ FIA = torch.ops.npu.npu_fused_infer_attention_score
 
 @pytest.fixture
 def strict():
-    library = ctypes.CDLL(f"{aloft.__path__[0]}/lib/libopapi.so")
+    library = ctypes.CDLL(str(library_folder() / "libopapi.so"))
     before = library.aloftSetContract(None)
     assert library.aloftSetContract(b"strict") == 0
     yield

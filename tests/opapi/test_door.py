@@ -14,7 +14,7 @@ import torch
 import torch_npu  # noqa: F401
 from aclnn_door import INVALID, NULL, Door
 
-import aloft
+from aloft.runtime.choice import library_folder
 
 GELU = "aclnnFastGelu"
 
@@ -148,7 +148,7 @@ print(opapi.aclnnFastGeluGetWorkspaceSize(None, None, ctypes.byref(size), ctypes
 print(runtime.aclGetRecentErrMsg().decode())
 """
     done = subprocess.run(
-        [sys.executable, "-S", "-c", program, f"{aloft.__path__[0]}/lib"],
+        [sys.executable, "-S", "-c", program, str(library_folder())],
         env={**os.environ, "ALOFT_CONTRACT": "loud"},
         capture_output=True,
         text=True,

@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch_npu  # noqa: F401
 
-import aloft
 from aloft.ops.execute import run_contract
 from aloft.ops.registry import standard
+from aloft.runtime.choice import library_folder
 
 OPERATORS = (
     "npu_add_layer_norm",
@@ -43,7 +43,7 @@ OPERATORS = (
 
 @pytest.fixture
 def strict() -> Iterator[None]:
-    library = ctypes.CDLL(f"{aloft.__path__[0]}/lib/libopapi.so")
+    library = ctypes.CDLL(str(library_folder() / "libopapi.so"))
     before = library.aloftSetContract(None)
     assert library.aloftSetContract(b"strict") == 0
     yield

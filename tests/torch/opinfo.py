@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 # Results depend on a generator: only that they run, and their geometry, is compared.
 RANDOM = ("rand", "dropout", "bernoulli", "multinomial", "normal", "exponential", "uniform", "cauchy", "geometric",
-          "empty", "rrelu", "lowrank", "fractional_max_pool", "scaled_dot_product", "multi_head_attention_forward")  # fmt: skip
+          "empty", "rrelu", "lowrank", "fractional_max_pool", "scaled_dot_product", "multi_head_attention_forward")  # fmt: skip  # noqa: E501
 # Any order of equal elements is right: their last result is an index.
 TIES = ("topk", "sort", "argsort")
 # Sparse layouts are refused; as_strided reaches outside its argument, tensor_split wants host indices.

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import torch
 
+from aloft.runtime.choice import library_folder
+
 logger = logging.getLogger("vllm.aloft.threads")
 
 _PREFIX = "aloft-engine-"
@@ -51,11 +53,10 @@ def set_threads(count: int) -> None:
 
 @functools.cache
 def _kernel_setter() -> ctypes._FuncPointer | None:  # type: ignore[name-defined]
-    folder = os.environ.get("ALOFT_LIB_DIR") or str(Path(__file__).resolve().parent.parent / "lib")
-    path = os.path.join(folder, "libaloft_kernels.so")
-    if not os.path.exists(path):
+    path = library_folder() / "libaloft_kernels.so"
+    if not path.exists():
         return None  # CANN runs the operators
-    setter = getattr(ctypes.CDLL(path), "aloftSetNumThreads", None)
+    setter = getattr(ctypes.CDLL(str(path)), "aloftSetNumThreads", None)
     if setter is not None:
         setter.argtypes, setter.restype = [ctypes.c_int], None
     return setter
