@@ -11,7 +11,7 @@ from aloft.ops import products
 from aloft.ops.contract import Bad, Case, Contract
 from aloft.ops.generate import Maker, transposed
 
-SHAPES = ((4, 16, 32, 64), (3, 5, 19, 67), (1, 1, 1, 1), (2, 0, 3, 8), (2, 4, 3, 0))  # batch, m, n, k
+SHAPES = ((4, 16, 32, 64), (3, 5, 19, 67), (1, 1, 7, 1), (2, 0, 3, 8), (2, 4, 3, 0))  # batch, m, n, k
 FACTORS: tuple[dict[str, float], ...] = ({}, {"beta": 0.5, "alpha": 2.0}, {"beta": 0.0})
 
 
@@ -19,7 +19,7 @@ def _cases() -> Iterator[Case]:
     make = Maker("baddbmm")
     for dtype, (batch, m, n, k) in product(products.DTYPES, SHAPES):
         x, y = make.normal((batch, m, k), dtype), make.normal((batch, k, n), dtype)
-        for shape, kwargs in product(((batch, m, n), (m, n), (1, 1, n)), FACTORS):
+        for shape, kwargs in product(dict.fromkeys(((batch, m, n), (m, n), (1, 1, n))), FACTORS):
             label = f"{batch}x{m}x{n}x{k}, self {shape}, {kwargs}, {dtype}"
             yield Case(label, (make.normal(shape, dtype), x, y), kwargs, dtype=dtype)
     x, y = make.normal((2, 3, 8)), make.normal((2, 8, 5))
