@@ -22,6 +22,12 @@ from aloft.ops.registry import Registry, standard
 HOST_TO_DEVICE = 1
 
 
+@pytest.fixture(autouse=True)
+def _contract_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command sets strict mode for its process where nothing is set; it must not do so for the other tests."""
+    monkeypatch.setenv("ALOFT_CONTRACT", "warn")
+
+
 def _double_it(x: torch.Tensor) -> torch.Tensor:
     return (x.cpu() * 2).to(x.device)
 
@@ -198,8 +204,7 @@ def test_a_missing_operator_is_a_result() -> None:
     assert report.status == "missing" and report.cases == 0
 
 
-def test_command_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ALOFT_CONTRACT", "warn")
+def test_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     known = Registry()
     known.register(_fake(_double_it))
     assert conformance.main(["--json"], known) == 0
