@@ -119,8 +119,8 @@ at::Tensor npu_like(const at::Tensor& like, c10::Device device) {
 }
 
 at::Tensor npu_tensor(at::Tensor&& cpu, c10::Device device) {
-  TORCH_CHECK_NOT_IMPLEMENTED(cpu.layout() == c10::Layout::Strided && !cpu.is_quantized(), "a result of layout ",
-                              cpu.layout(), " cannot be placed on the virtual NPU");
+  TORCH_CHECK_NOT_IMPLEMENTED(cpu.layout() == c10::Layout::Strided && !cpu.is_quantized(),
+                              "the virtual NPU holds dense tensors only, got a result of type ", cpu.toString());
   const c10::Storage& storage = cpu.storage();
   auto* impl = storage.unsafeGetStorageImpl();
   at::Tensor result;

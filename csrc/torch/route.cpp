@@ -33,14 +33,10 @@ constexpr std::string_view kHostTensorOperators[] = {
     "_foreach_copy_",
     "segment_reduce",
     "_segment_reduce_backward",
-    "where",
     "histogramdd",
     "_fused_adam_",
     "_fused_adamw_",
     "_fused_sgd_",
-    "repeat_interleave",
-    "masked_scatter_",
-    "one_hot",
 };
 
 bool tensor_type(const c10::Type& type) { return type.kind() == c10::TypeKind::TensorType; }
