@@ -1,4 +1,8 @@
-"""Unquantized linear layers whose weights are packed into FRACTAL_NZ after loading."""
+"""Unquantized linear layers whose weights are packed into FRACTAL_NZ after loading.
+
+A weight is kept as ``[in, out]`` in NZ, so that its 16-wide panels lie along the output features: a matrix product
+then reads it front to back once, for one token as for many.
+"""
 
 from __future__ import annotations
 
@@ -14,30 +18,82 @@ from vllm.model_executor.layers.linear import (
     RowParallelLinear,
     UnquantizedLinearMethod,
 )
+from vllm.model_executor.layers.vocab_parallel_embedding import (
+    ParallelLMHead,
+    UnquantizedEmbeddingMethod,
+    VocabParallelEmbedding,
+)
 
 from aloft import config
 
 ACL_FORMAT_FRACTAL_NZ = 29
+#: the matrix operators read NZ weights of these types; float32 stays ND
+PACKABLE = (torch.bfloat16, torch.float16)
+
+
+def pack(weight: torch.Tensor) -> torch.Tensor:
+    """``[out, in]`` in ND to ``[in, out]`` in FRACTAL_NZ, same dtype."""
+    # torch_npu makes an ND tensor, with no more than a warning, unless internal formats are allowed
+    torch.npu.config.allow_internal_format = True  # type: ignore[attr-defined]
+    return torch.ops.npu.npu_format_cast(weight.t().contiguous(), ACL_FORMAT_FRACTAL_NZ)
+
+
+def product(x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """x ``[..., in]`` times packed ``[in, out]``, plus bias ``[out]``."""
+    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+    made = torch.mm(rows, packed) if bias is None else torch.addmm(bias, rows, packed)
+    return made if x.dim() == 2 else made.view(*x.shape[:-1], packed.shape[1])
+
+
+def packing_wanted() -> bool:
+    """Whether the engine being built packs unquantized weights (``weight_nz_mode`` 2, the default)."""
+    vllm_config = get_current_vllm_config_or_none()
+    additional = vllm_config.additional_config if vllm_config is not None else None
+    return config.parse(additional if isinstance(additional, dict) else None).weight_nz_mode == 2
 
 
 class NzLinearMethod(UnquantizedLinearMethod):
-    """y = x Wᵀ + b with W ``[out, in]``, stored in NZ where ``weight_nz_mode`` is 2."""
+    """y = x Wᵀ + b with W ``[out, in]``, packed after loading where ``weight_nz_mode`` is 2."""
 
     def __init__(self) -> None:
         super().__init__()
-        vllm_config = get_current_vllm_config_or_none()
-        additional = vllm_config.additional_config if vllm_config is not None else None
-        self.pack = config.parse(additional if isinstance(additional, dict) else None).weight_nz_mode == 2
+        self.pack = packing_wanted()
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         weight: torch.Tensor = layer.weight.data  # type: ignore[assignment]
-        if self.pack and weight.numel():
-            weight = torch.ops.npu.npu_format_cast(weight, ACL_FORMAT_FRACTAL_NZ)
+        layer.aloft_packed = self.pack and weight.dtype in PACKABLE and weight.numel() > 0  # type: ignore[assignment]
+        if layer.aloft_packed:
+            weight = pack(weight)
         # a plain parameter: the loader's subclass would intercept every call of every step
         layer.weight = torch.nn.Parameter(weight, requires_grad=False)
 
     def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        if layer.aloft_packed:
+            return product(x, layer.weight, bias)  # type: ignore[arg-type]
         return torch.nn.functional.linear(x, layer.weight, bias)  # type: ignore[arg-type]
+
+
+class NzEmbeddingMethod(UnquantizedEmbeddingMethod):
+    """Look-ups in the ND table ``[vocab, hidden]``; logits from a packed copy, made when logits are first asked for.
+
+    The copy costs the table's size once more, for the head only: a tied table has to stay ND for the look-up.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pack = packing_wanted()
+
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        layer.aloft_head = None  # type: ignore[assignment]
+
+    def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        weight: torch.Tensor = layer.weight  # type: ignore[assignment]
+        if not self.pack or weight.dtype not in PACKABLE:
+            return torch.nn.functional.linear(x, weight, bias)
+        head = getattr(layer, "aloft_head", None)
+        if head is None:
+            head = layer.aloft_head = pack(weight.data)  # type: ignore[assignment]
+        return product(x, head, bias)
 
 
 class LinearMixin:
@@ -51,19 +107,36 @@ class LinearMixin:
             self.quant_method = NzLinearMethod()
 
 
+class EmbeddingMixin:
+    """The same for the vocabulary's table and the head."""
+
+    quant_method: Any
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        super().__init__(*args, **kwargs)
+        if type(self.quant_method) is UnquantizedEmbeddingMethod:
+            self.quant_method = NzEmbeddingMethod()
+
+
 def replacements() -> dict[type[torch.nn.Module], type[torch.nn.Module]]:
-    originals = (
+    linear = (
         ReplicatedLinear,
         ColumnParallelLinear,
         MergedColumnParallelLinear,
         QKVParallelLinear,
         RowParallelLinear,
     )
-    return {original: _REPLACED.setdefault(original, _derive(original)) for original in originals}
+    made = {original: _derived(original, LinearMixin) for original in linear}
+    return made | {
+        original: _derived(original, EmbeddingMixin) for original in (VocabParallelEmbedding, ParallelLMHead)
+    }
 
 
-_REPLACED: dict[type[torch.nn.Module], type[torch.nn.Module]] = {}
+_DERIVED: dict[type[torch.nn.Module], type[torch.nn.Module]] = {}
 
 
-def _derive(original: type[torch.nn.Module]) -> type[torch.nn.Module]:
-    return type(f"Aloft{original.__name__}", (LinearMixin, original), {"__module__": __name__})
+def _derived(original: type[torch.nn.Module], mixin: type) -> type[torch.nn.Module]:
+    made = _DERIVED.get(original)
+    if made is None:
+        made = _DERIVED[original] = type(f"Aloft{original.__name__}", (mixin, original), {"__module__": __name__})
+    return made
