@@ -163,3 +163,12 @@ def test_environment_is_frozen() -> None:
     )
     # Read while installing, not by the sources.
     assert documented - {"ALOFT_BUILD"} == environment_names()
+
+
+def test_names_of_test_modules_are_unique() -> None:
+    """pytest imports test modules, and what they import from beside them, by their bare names."""
+    names: dict[str, list[str]] = {}
+    for path in tracked("tests/**/*.py", "tests/*.py"):
+        if path.name not in {"conftest.py", "__init__.py"} and "fake_vllm" not in path.parts:
+            names.setdefault(path.name, []).append(str(path.relative_to(ROOT)))
+    assert {name: paths for name, paths in names.items() if len(paths) > 1} == {}

@@ -14,7 +14,7 @@ import httpx
 import psutil
 import pytest
 import tiny
-from serving import CHAT_TEMPLATE, Server, ended, interrupt, shared_memory
+from server_process import CHAT_TEMPLATE, Server, ended, interrupt, shared_memory
 
 MAX_LEN = 256
 ARGUMENTS = ("--max-model-len", str(MAX_LEN), "--max-num-seqs", "16", "--block-size", "16")
