@@ -230,3 +230,14 @@ def test_a_prompt_that_is_too_long_is_refused_and_the_engine_goes_on(whole, plai
     else:
         assert [len(row) for row in tokens(generate(whole, ["z" * prompt_tokens], temperature=0))] == [1]
     assert tokens(generate(whole, temperature=0)) == plain
+
+
+def test_linear_weights_are_packed(whole):
+    import torch_npu
+
+    packed = {
+        name: torch_npu.get_npu_format(layer.weight)
+        for name, layer in runner(whole).model.named_modules()
+        if type(layer).__name__.endswith("Linear")
+    }
+    assert len(packed) == 8 and set(packed.values()) == {torch_npu.Format.FRACTAL_NZ}

@@ -54,6 +54,44 @@ def test_activations_are_a_line_through_two_steps(monkeypatch):
     assert memory.activation_bytes(config, torch.device("npu:0"), profile) == 5000 + 70 * 2048 + 8 * 100 * 24
 
 
+@pytest.fixture
+def plan(monkeypatch):
+    """plan(max_num_seqs=..., ...) is what the KV cache gets on a device of 100 GiB, 10 of which are taken."""
+    spec = SimpleNamespace(page_size_bytes=1 << 20, block_size=16, max_memory_usage_bytes=lambda config: 1 << 30)
+    monkeypatch.setattr(memory.npu, "mem_get_info", lambda device: (90 << 30, 100 << 30))
+    monkeypatch.setattr(memory, "activation_bytes", lambda *args: 5 << 30)
+
+    def plan(max_num_seqs, utilization=0.9, wanted=0, host=False, max_model_len=1024, explicit=None):
+        monkeypatch.setattr(memory, "memory_is_host_memory", lambda: host)
+        config = SimpleNamespace(
+            cache_config=SimpleNamespace(
+                kv_cache_memory_bytes=explicit, gpu_memory_utilization=utilization, num_gpu_blocks_override=None
+            ),
+            scheduler_config=SimpleNamespace(max_num_seqs=max_num_seqs),
+            model_config=SimpleNamespace(original_max_model_len=max_model_len, max_model_len=1024),
+        )
+        return memory.available_for_kv(config, {"a": spec}, torch.device("npu:0"), lambda tokens: None, wanted)
+
+    return plan
+
+
+def test_the_cache_is_bounded_by_the_requests_the_budget_and_the_host(plan):
+    page = 1 << 20
+    assert plan(4) == (4 << 30) + page  # four sequences and the null block
+    assert plan(1000) == (90 - 10 - 5) << 30  # the budget
+    assert plan(1000, host=True) == 4 << 30
+    assert plan(1000, host=True, wanted=160_000) == 10_001 * page  # the user's own limit
+    assert plan(4, explicit=7 << 30) == 7 << 30
+
+
+def test_a_cache_that_holds_no_sequence_is_one_sentence(plan):
+    with pytest.raises(NotEnoughMemory, match=r"needs 1\.00 GiB.*0\.00 GiB.*--max-model-len.*--gpu-memory-util"):
+        plan(4, utilization=0.15)
+    assert plan(4, utilization=0.15, max_model_len=-1) == 0  # vLLM then fits the length
+    with pytest.raises(NotEnoughMemory, match="--kv-cache-memory-bytes"):
+        plan(4, explicit=91 << 30)
+
+
 def test_a_share_follows_the_number_of_engines(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(threads, "cores", lambda: 8)

@@ -12,6 +12,7 @@ from vllm.logger import init_logger
 from vllm.v1.kv_cache_interface import KVCacheSpec
 
 from aloft.errors import NotEnoughMemory
+from aloft.runtime.capability import memory_is_host_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,6 +23,8 @@ logger = init_logger("vllm.aloft.memory")
 
 _PROFILE_TOKENS = (16, 64)
 _GIB = float(1 << 30)
+# A prefix cache fills whatever it is given. Where that is the host's own memory, stop here by default.
+_DEFAULT_OF_HOST_MEMORY = 4 << 30
 
 
 def gib(num_bytes: float) -> str:
@@ -70,7 +73,7 @@ def available_for_kv(
     profile: Callable[[int], None],
     max_tokens_wanted: int,
 ) -> int:
-    """Bytes for the KV cache: within the memory budget, and no more than the requests can use.
+    """Bytes for the KV cache: within the memory budget, no more than the requests can use, a sane part of the host.
 
     profile: runs the model over a number of tokens. max_tokens_wanted: a limit of the user's; 0 for none.
 
@@ -107,7 +110,14 @@ def available_for_kv(
             "or raise --gpu-memory-utilization."
         )
     granted = min(budget, useful)
-    logger.info("KV cache: %s of the %s left on %s.", gib(granted), gib(budget), device)
+    if memory_is_host_memory() and not max_tokens_wanted:
+        granted = min(granted, max(needed, _DEFAULT_OF_HOST_MEMORY))
+    logger.info(
+        "KV cache: %s of the %s left on %s (--kv-cache-memory-bytes sets another size).",
+        gib(granted),
+        gib(budget),
+        device,
+    )
     return max(granted, 0)
 
 

@@ -67,6 +67,8 @@ class AloftWorker(WorkerBase):
         index = self.current_platform.logical_device_id_to_visible_device_id(self.local_rank)
         self.device = torch.device(f"npu:{index}")
         npu.set_device(self.device)
+        # without this, torch_npu quietly leaves a weight in ND when it is asked for NZ (layers/linear.py)
+        npu.config.allow_internal_format = True
         self.current_platform.check_if_supports_dtype(cast(torch.dtype, self.model_config.dtype))
         self._init_groups()
         set_random_seed(self.model_config.seed)
