@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import tiny
-from serving import ENGINES, scheduler, start
+from inprocess import ENGINES, scheduler, start
 
 
 @pytest.fixture(scope="session")

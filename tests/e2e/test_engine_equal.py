@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 
 import pytest
-from serving import ENGINES, counter, runner, scheduler
+from inprocess import ENGINES, counter, runner, scheduler
 from vllm import SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 

@@ -7,7 +7,7 @@ import random
 
 import pytest
 import torch
-from serving import core, counter, free_blocks, runner, scheduler, start
+from inprocess import core, counter, free_blocks, runner, scheduler, start
 from vllm import SamplingParams
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams

@@ -10,7 +10,7 @@ import sys
 
 import psutil
 import pytest
-from serving import ENGINES
+from inprocess import ENGINES
 
 from aloft.runner import threads
 

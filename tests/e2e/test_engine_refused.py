@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from serving import start
+from inprocess import start
 
 from aloft.errors import NotEnoughMemory
 
