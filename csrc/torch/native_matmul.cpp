@@ -26,6 +26,14 @@ bool matrices(const c10::IValue* arguments) {
   return true;
 }
 
+// Batches of equally many matrices: aclnnBatchMatMul would broadcast them, torch refuses.
+template <int count>
+bool batches(const c10::IValue* arguments) {
+  if (!matrices<count, -1>(arguments)) return false;
+  const at::Tensor &a = arguments[count - 2].toTensor(), &b = arguments[count - 1].toTensor();
+  return a.dim() == 3 && b.dim() == 3 && a.size(0) == b.size(0);
+}
+
 }  // namespace
 
 void add_matmul(std::vector<Native>* table) {
@@ -35,11 +43,11 @@ void add_matmul(std::vector<Native>* table) {
       {"addmm", {"aclnnAddmm", "aclnnAddmmWeightNz"}, matrices<3, 2>},
       {"addmm.out", {"aclnnAddmm", "aclnnAddmmWeightNz"}, matrices<3, 2>},
       {"addmm_", {"aclnnInplaceAddmm", "aclnnAddmm", "aclnnAddmmWeightNz"}, matrices<3, 2>},
-      {"bmm", {"aclnnBatchMatMul", "aclnnBatchMatMulWeightNz", "aclnnMatmul"}, matrices<2, -1>},
-      {"bmm.out", {"aclnnBatchMatMul", "aclnnBatchMatMulWeightNz", "aclnnMatmul"}, matrices<2, -1>},
-      {"baddbmm", {"aclnnBaddbmm"}, matrices<3, -1>},
-      {"baddbmm.out", {"aclnnBaddbmm"}, matrices<3, -1>},
-      {"baddbmm_", {"aclnnBaddbmm", "aclnnInplaceBaddbmm"}, matrices<3, -1>},
+      {"bmm", {"aclnnBatchMatMul", "aclnnBatchMatMulWeightNz", "aclnnMatmul"}, batches<2>},
+      {"bmm.out", {"aclnnBatchMatMul", "aclnnBatchMatMulWeightNz", "aclnnMatmul"}, batches<2>},
+      {"baddbmm", {"aclnnBaddbmm"}, batches<3>},
+      {"baddbmm.out", {"aclnnBaddbmm"}, batches<3>},
+      {"baddbmm_", {"aclnnBaddbmm", "aclnnInplaceBaddbmm"}, batches<3>},
       {"mv", {"aclnnMv"}, matrices<2, -1>},
       {"mv.out", {"aclnnMv"}, matrices<2, -1>},
       {"addmv", {"aclnnAddmv"}, matrices<3, -1>},

@@ -10,6 +10,12 @@ import torch
 MISTAKES: dict[str, Callable[[str], object]] = {
     "broadcast": lambda d: torch.ones(3, device=d) + torch.ones(4, device=d),
     "matmul": lambda d: torch.ones(2, 3, device=d) @ torch.ones(4, 5, device=d),
+    "bmm batches": lambda d: torch.bmm(torch.ones(2, 4, 8, device=d), torch.ones(1, 8, 3, device=d)),
+    "bmm left batches": lambda d: torch.bmm(torch.ones(1, 4, 8, device=d), torch.ones(2, 8, 3, device=d)),
+    "bmm matrices": lambda d: torch.bmm(torch.ones(4, 8, device=d), torch.ones(8, 3, device=d)),
+    "baddbmm batches": lambda d: torch.ones(2, 4, 3, device=d).baddbmm_(
+        torch.ones(2, 4, 8, device=d), torch.ones(1, 8, 3, device=d)
+    ),
     "index": lambda d: torch.ones(3, device=d)[5],
     "index tensor": lambda d: torch.ones(3, device=d)[torch.tensor([7], device=d)],
     "dim": lambda d: torch.ones(3, device=d).sum(4),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import pytest
@@ -74,3 +75,60 @@ def test_formats_are_off_by_default() -> None:
     x = torch.randn(4, 5).npu()
     y = torch_npu.npu_format_cast(x, NZ)
     assert torch.equal(y.cpu(), x.cpu())
+
+
+def _as_given(t: torch.Tensor, packed: bool, transposed: bool) -> torch.Tensor:
+    """`t` on the NPU, in FRACTAL_NZ where `packed`, stored with its last dimensions exchanged where `transposed`."""
+    stored = (t.mT.contiguous() if transposed else t).npu()
+    stored = torch_npu.npu_format_cast(stored, 29) if packed else stored
+    return stored.mT if transposed else stored
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("rows", "inner", "columns"), [(5, 40, 24), (1, 16, 16), (17, 33, 1), (3, 130, 70)])
+def test_products_of_the_legacy_door(dtype: torch.dtype, rows: int, inner: int, columns: int) -> None:
+    generator = torch.Generator().manual_seed(rows)
+    x, weight, bias = (
+        torch.randint(-3, 4, shape, generator=generator).to(dtype)
+        for shape in ((rows, inner), (columns, inner), (columns,))
+    )  # small integers: every sum is exact
+    batch_x, batch_y = (
+        torch.randint(-2, 3, shape, generator=generator).to(dtype) for shape in ((3, rows, inner), (3, inner, columns))
+    )
+    for packed, transposed in itertools.product([False, True], [False, True]):
+        w = _as_given(weight, packed, transposed)
+        for given in (x.npu(), torch_npu.npu_format_cast(x.npu(), 29)):
+            torch.testing.assert_close(torch_npu.npu_linear(given, w).cpu(), x @ weight.mT, rtol=0, atol=0)
+            torch.testing.assert_close(torch_npu.npu_linear(given, w, bias.npu()).cpu(), x @ weight.mT + bias)
+        y = _as_given(batch_y, packed, transposed)
+        for left in (_as_given(batch_x, packed, False), _as_given(batch_x, packed, True)):
+            got = torch_npu.npu_bmmV2(left, y, [])
+            torch.testing.assert_close(got.cpu(), batch_x @ batch_y, rtol=0, atol=0)
+        first = _as_given(batch_y[:1].contiguous(), packed, transposed)
+        torch.testing.assert_close(torch_npu.npu_bmmV2(batch_x.npu(), first, []).cpu(), batch_x @ batch_y[:1])
+
+
+def test_the_legacy_door_names_what_it_refuses() -> None:
+    w = torch_npu.npu_format_cast(torch.randn(24, 40, device="npu"), 29)
+    with pytest.raises(RuntimeError, match=r"MatMulV2.*inner dimensions differ"):
+        torch_npu.npu_linear(torch.randn(5, 39, device="npu"), w)
+    with pytest.raises(RuntimeError, match=r"MatMulV2.*different dtypes"):
+        torch_npu.npu_linear(torch.randn(5, 40, device="npu").half(), w)
+    with pytest.raises(RuntimeError, match="cannot broadcast"):
+        torch_npu.npu_bmmV2(torch.randn(2, 5, 4, device="npu"), torch.randn(3, 4, 5, device="npu"), [])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_scratch_memory_of_the_host_library(dtype: torch.dtype) -> None:
+    # The route computes these with oneDNN, which allocates scratch memory and frees it by itself.
+    generator = torch.Generator().manual_seed(3)
+    for rows, inner, columns in ((48, 70, 48), (300, 17, 200), (1, 256, 129), (257, 300, 31)):
+        a, b = torch.randn(rows, inner, generator=generator), torch.randn(inner, columns, generator=generator)
+        a, b = (a / inner**0.5).to(dtype), b.to(dtype)
+        want = (a.double() @ b.double()).to(dtype)
+        for left in (torch_npu.npu_format_cast(a.npu(), NZ), torch_npu.npu_format_cast(a.mT.contiguous().npu(), NZ).mT):
+            torch.testing.assert_close((left @ b.npu()).cpu(), want, rtol=2e-2, atol=2e-2)
+        images, weight = torch.randn(2, 3, rows, 9, generator=generator).to(dtype), torch.randn(5, 3, 3, 3).to(dtype)
+        got = torch.nn.functional.conv2d(images.npu(), weight.npu(), padding=1)
+        want = torch.nn.functional.conv2d(images.double(), weight.double(), padding=1).to(dtype)
+        torch.testing.assert_close(got.cpu(), want, rtol=2e-2, atol=4e-2)

@@ -88,8 +88,10 @@ struct Entry {
   Work (*plan)(const Call&);
 };
 constexpr Entry kOperators[] = {
-    {"Identity", format_cast},      {"TransData", format_cast}, {"Swish", swish},
-    {"LayerNormV3", layer_norm_v3}, {"Transpose", transpose},   {"ZerosLike", zeros_like},
+    {"Identity", format_cast},        {"TransData", format_cast},   {"Swish", swish},
+    {"LayerNormV3", layer_norm_v3},   {"Transpose", transpose},     {"ZerosLike", zeros_like},
+    {"MatMul", matrix_product},       {"MatMulV2", matrix_product}, {"BatchMatMul", batch_product},
+    {"BatchMatMulV2", batch_product},
 };
 
 Operand read(const char* role, int index, const aclTensorDesc* desc, const aclDataBuffer* buffer) {

@@ -43,7 +43,9 @@ double float_attr(const Call& call, const char* name, double otherwise);
 
 // Checks the call and returns its work, which owns what it needs.
 using Work = std::function<void()>;
-Work format_cast(const Call& call);  // Identity, TransData
+Work format_cast(const Call& call);     // Identity, TransData
+Work matrix_product(const Call& call);  // MatMul, MatMulV2
+Work batch_product(const Call& call);   // BatchMatMul, BatchMatMulV2
 Work swish(const Call& call);
 Work layer_norm_v3(const Call& call);
 Work transpose(const Call& call);
