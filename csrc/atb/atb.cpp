@@ -158,6 +158,16 @@ class Rope final : public NamedOperation {
                     static_cast<long long>(row), static_cast<long long>(width));
       return refused(name_);
     }
+    for (size_t table = 2; table < 4; ++table) {
+      const Dims& dims = pack.inputs[table].desc.shape;
+      int64_t elements = 1;
+      for (uint64_t i = 0; i < dims.count; ++i) elements *= dims.dims[i];
+      if (elements == tokens * width) continue;
+      aloftSetError("%s has %lld elements, %s has %lld tokens of width %lld", table == 2 ? "cos" : "sin",
+                    static_cast<long long>(elements), index ? "key" : "query", static_cast<long long>(tokens),
+                    static_cast<long long>(width));
+      return refused(name_);
+    }
     const std::vector<int64_t> heads = {tokens, row / width, width}, rows = {tokens, 1, width};
     const View x(pack.inputs[index], heads), y(pack.outputs[index], heads);
     const View cos(pack.inputs[2], rows), sin(pack.inputs[3], rows);

@@ -6,8 +6,7 @@ import pytest
 import torch
 import torch_npu
 
-WIDTH = 64
-CACHE = torch.randn(50, WIDTH, generator=torch.Generator().manual_seed(0)).bfloat16()
+from aloft.ops.contracts._npu_rotary_embedding import CACHE, WIDTH
 
 
 @pytest.mark.parametrize("neox", [True, False])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -79,6 +80,16 @@ def test_a_wrong_value_is_seen() -> None:
     assert report.status == "failed" and report.passed == 0
     assert "1 of 15 elements differ" in report.failures[0]
     assert report.worst_error == pytest.approx(1e-3, rel=0.01) and report.worst_ratio > 1
+
+
+def test_json_has_numbers_only() -> None:
+    report = run_contract(_fake(lambda x: (x.cpu() * float("nan")).to(x.device)))
+    assert report.status == "failed"
+    assert not math.isfinite(report.worst_error)
+    parsed = json.loads(json.dumps([report.as_json()], allow_nan=False))[0]
+    assert {"operator", "cases", "passed", "worst_error", "limit"} <= set(parsed)
+    assert all(isinstance(parsed[name], (int, float)) for name in ("cases", "passed", "worst_error", "limit"))
+    assert parsed["worst_error"] > 1e300
 
 
 def test_a_wrong_reference_is_seen() -> None:

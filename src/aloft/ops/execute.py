@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,8 +39,9 @@ class Report:
     failures: list[str] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
-        """A JSON-ready dict; an infinite error (a different NaN, a wrong shape) is None."""
-        return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in vars(self).items()}
+        """A JSON-ready dict. JSON has no infinity: an infinite error (a NaN, a wrong shape) is the largest float."""
+        largest = sys.float_info.max
+        return {k: largest if isinstance(v, float) and not v <= largest else v for k, v in vars(self).items()}
 
 
 def run_contract(contract: Contract, device: str = "npu", strict: bool = True) -> Report:
