@@ -1,4 +1,4 @@
-"""A host that reads never overtakes the device: slow work on the stream, in every stream mode and task-queue setting."""
+"""A host that reads never overtakes the device: slow work on the stream, in every stream mode."""
 
 from __future__ import annotations
 
