@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <atomic>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -18,12 +19,22 @@ bool device_float(const c10::IValue* arguments) {
   return (type == at::kFloat || type == at::kHalf || type == at::kBFloat16) && plain(x);
 }
 
+// The fused training attention takes [batch, heads, tokens, head_dim] of one float dtype.
+bool attention(const c10::IValue* arguments) {
+  for (int i = 0; i < 3; ++i) {
+    const at::Tensor& x = arguments[i].toTensor();
+    if (!device_float(arguments + i) || x.dim() != 4 || x.numel() == 0) return false;
+    if (x.scalar_type() != arguments[0].toTensor().scalar_type()) return false;
+  }
+  return true;
+}
+
 const std::vector<Native>& natives() {
   static const std::vector<Native> table = [] {
     std::vector<Native> rows = {
         {"native_layer_norm", {"aclnnLayerNorm", "aclnnLayerNormBackward"}, device_float},
         {"native_layer_norm_backward", {"aclnnLayerNorm", "aclnnLayerNormBackward"}, device_float},
-        {"scaled_dot_product_attention", {"aclnnFlashAttentionScore", "aclnnFlashAttentionScoreGrad"}, nullptr},
+        {"scaled_dot_product_attention", {"aclnnFlashAttentionScore", "aclnnFlashAttentionScoreGrad"}, attention},
     };
     add_matmul(&rows);
     add_selection(&rows);
@@ -51,13 +62,19 @@ const Native* find(const c10::OperatorName& operator_name) {
   return nullptr;
 }
 
+// torch_npu's adapters use the aclnn door: not while it wants operators compiled at run time.
+bool door_open() {
+  static const auto* jit = static_cast<const std::atomic<int>*>(dlsym(RTLD_DEFAULT, "aloftJitCompile"));
+  return !jit || jit->load(std::memory_order_relaxed) == 0;
+}
+
 class NativeOrRoute final : public c10::OperatorKernel {
  public:
   NativeOrRoute(const c10::OperatorHandle& op, HostKernel host, Fits fits)
       : route_(op, host), native_(op.getComputedKernelForDispatchKey(c10::DispatchKey::PrivateUse1)), fits_(fits) {}
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
     const c10::IValue* arguments = stack->data() + stack->size() - op.schema().arguments().size();
-    if (fits_(arguments)) return native_.callBoxed(op, keys, stack);
+    if (door_open() && fits_(arguments)) return native_.callBoxed(op, keys, stack);
     route_(op, keys, stack);
   }
 
@@ -67,18 +84,41 @@ class NativeOrRoute final : public c10::OperatorKernel {
   Fits fits_;
 };
 
+// torch's definition of an operator in terms of others, or torch_npu's fused kernel where that fits.
+class NativeOrComposite final : public c10::OperatorKernel {
+ public:
+  NativeOrComposite(const c10::OperatorHandle& op, c10::DispatchKey npu, c10::DispatchKey host, Fits fits)
+      : composite_(op.getComputedKernelForDispatchKey(host)), fits_(fits) {
+    if (fits) native_.emplace(op.getComputedKernelForDispatchKey(npu));
+  }
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+    const c10::IValue* arguments = stack->data() + stack->size() - op.schema().arguments().size();
+    (fits_ && door_open() && fits_(arguments) ? *native_ : composite_).callBoxed(op, keys, stack);
+  }
+
+ private:
+  std::optional<c10::SafeKernelFunction> native_;
+  c10::SafeKernelFunction composite_;
+  Fits fits_;
+};
+
 }  // namespace
 
 bool plain(const at::Tensor& tensor) { return tensor.device().type() == kNpu && !internal_format(format_of(tensor)); }
 
-bool stays_native(const c10::OperatorName& name) {
-  const Native* native = find(name);
-  return native && !native->fits;
+c10::KernelFunction native_or_composite(const c10::OperatorHandle& op, c10::DispatchKey npu, c10::DispatchKey host) {
+  const Native* native = find(op.operator_name());
+  return c10::KernelFunction::makeFromBoxedFunctor(
+      std::make_unique<NativeOrComposite>(op, npu, host, native ? native->fits : nullptr));
+}
+
+c10::KernelFunction torch_derivative(const c10::OperatorHandle& op) {
+  return c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<NativeOrComposite>(
+      op, c10::DispatchKey::AutogradPrivateUse1, c10::DispatchKey::AutogradCPU, nullptr));
 }
 
 c10::KernelFunction native_or_route(const c10::OperatorHandle& op, HostKernel host) {
   if (const Native* native = find(op.operator_name())) {
-    if (!native->fits) return {};
     return c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<NativeOrRoute>(op, host, native->fits));
   }
   return c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<RouteKernel>(op, host));

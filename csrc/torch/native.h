@@ -18,18 +18,19 @@ bool plain(const at::Tensor& tensor);
 struct Native {
   std::string_view op;             // with its overload, as the dispatcher prints it
   std::vector<const char*> aclnn;  // what torch_npu's adapter calls
-  Fits fits;                       // null: any arguments
+  Fits fits;                       // whether it takes these arguments
 };
 
 // native_matmul.cpp, native_selection.cpp: each adds its rows.
 void add_matmul(std::vector<Native>* table);
 void add_selection(std::vector<Native>* table);
 
-// The kernel to register for `op`: the route; or one that asks per call whether the native kernel can take
-// the arguments, with the route behind it; or an invalid one when the native kernel always can.
-// True when libopapi has all that torch_npu's own kernel for `name` calls, for any arguments.
-bool stays_native(const c10::OperatorName& name);
-
+// The kernel to register for `op`: the route; or one that asks per call whether the native kernel can take the
+// arguments, with the route behind it.
 c10::KernelFunction native_or_route(const c10::OperatorHandle& op, HostKernel host);
+// The same for an operator that torch defines in terms of others, with its kernel for `host` behind the one for `npu`.
+c10::KernelFunction native_or_composite(const c10::OperatorHandle& op, c10::DispatchKey npu, c10::DispatchKey host);
+// The derivative torch has for CPU tensors, which serves any device.
+c10::KernelFunction torch_derivative(const c10::OperatorHandle& op);
 
 }  // namespace aloft::torch_route

@@ -80,8 +80,8 @@ std::string_view base_name(const c10::OperatorName& name) {
 
 bool takes_route(const c10::OperatorHandle& op) {
   if (kStructural.count(base_name(op.operator_name()))) return false;
-  // Its composite kernel knows the names of the devices it works for.
-  if (base_name(op.operator_name()) == "mode") return true;
+  // Composite kernels: one knows the names of the devices it works for, the other rounds at every step.
+  if (base_name(op.operator_name()) == "mode" || base_name(op.operator_name()) == "_euclidean_dist") return true;
   if (op.hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1) || host_kernel(c10::toString(op.operator_name())))
     return true;
   // What torch_npu leaves to its copying fallback, and what has a CPU kernel behind a composite one.
@@ -89,18 +89,6 @@ bool takes_route(const c10::OperatorHandle& op) {
          !op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) &&
          !op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
 }
-
-// Hands every call to a kernel the operator has for another dispatch key.
-class Forward final : public c10::OperatorKernel {
- public:
-  Forward(const c10::OperatorHandle& op, c10::DispatchKey key) : kernel_(op.getComputedKernelForDispatchKey(key)) {}
-  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-    kernel_.callBoxed(op, keys, stack);
-  }
-
- private:
-  c10::SafeKernelFunction kernel_;
-};
 
 // torch's own definition of an operator in terms of others. torch_npu replaces some of them by fused kernels.
 bool composite(const c10::OperatorHandle& op) {
@@ -118,9 +106,6 @@ int install() {
     kept->push_back(
         dispatcher.registerImpl(name, key, std::move(kernel), std::nullopt, nullptr, "aloft generic route"));
   };
-  const auto forward = [](const c10::OperatorHandle& op, c10::DispatchKey key) {
-    return c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<Forward>(op, key));
-  };
   int count = 0;
   for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
     if (name.name.compare(0, 6, "aten::") != 0) continue;
@@ -128,17 +113,18 @@ int install() {
     if (!op || !takes_route(*op)) continue;
     const bool autograd = op->hasKernelForDispatchKey(c10::DispatchKey::AutogradPrivateUse1);
     if (composite(*op)) {
-      if (!stays_native(name)) put(name, c10::DispatchKey::PrivateUse1, forward(*op, c10::DispatchKey::CPU));
-      if (autograd && !stays_native(name))
-        put(name, c10::DispatchKey::AutogradPrivateUse1, forward(*op, c10::DispatchKey::AutogradCPU));
+      auto kernel = native_or_composite(*op, c10::DispatchKey::PrivateUse1, c10::DispatchKey::CPU);
+      if (autograd)
+        put(name, c10::DispatchKey::AutogradPrivateUse1,
+            native_or_composite(*op, c10::DispatchKey::AutogradPrivateUse1, c10::DispatchKey::AutogradCPU));
+      put(name, c10::DispatchKey::PrivateUse1, std::move(kernel));
       continue;
     }
     // torch_npu's derivatives are written in terms of its own kernels, torch's in terms of the operators served here.
-    if (autograd) put(name, c10::DispatchKey::AutogradPrivateUse1, forward(*op, c10::DispatchKey::AutogradCPU));
+    if (autograd) put(name, c10::DispatchKey::AutogradPrivateUse1, torch_derivative(*op));
     const HostKernel host = host_kernel(c10::toString(name));
     if (!host && !op->hasComputedKernelForDispatchKey(c10::DispatchKey::CPU)) continue;
     auto kernel = native_or_route(*op, host);
-    if (!kernel.isValid()) continue;  // wholly native
     put(name, c10::DispatchKey::PrivateUse1, std::move(kernel));
     ++count;
   }

@@ -10,6 +10,7 @@
 #include "torch/device.h"
 #include "torch/generator.h"
 #include "torch/host_kernels.h"
+#include "torch/widen.h"
 
 namespace aloft::torch_route {
 namespace {
@@ -37,6 +38,49 @@ constexpr std::string_view kHostTensorOperators[] = {
     "_fused_adam_",
     "_fused_adamw_",
     "_fused_sgd_",
+};
+
+// Operators of which the CPU's 16-bit kernels are slow, or round after every step where the device rounds once.
+constexpr std::string_view kFloatOperators[] = {
+    "convolution",
+    "convolution_backward",
+    "convolution_overrideable",
+    "convolution_backward_overrideable",
+    "_convolution",
+    "slow_conv_dilated2d",
+    "slow_conv_transpose2d",
+    "slow_conv3d_forward",
+    "_slow_conv2d_forward",
+    "_slow_conv2d_backward",
+    "_conv_depthwise2d",
+    "conv_tbc",
+    "_cdist_forward",
+    "_cdist_backward",
+    "_euclidean_dist",
+    "_pdist_forward",
+    "logsumexp",
+    "addbmm",
+    "addr",
+    "vdot",
+    "matmul_backward",
+    "linalg_cross",
+    "linalg_matrix_exp",
+    "native_batch_norm",
+    "_native_batch_norm_legit",
+    "_batch_norm_with_update",
+    "native_batch_norm_backward",
+    "batch_norm_backward",
+    "_adaptive_avg_pool3d",
+    "_adaptive_avg_pool3d_backward",
+    "mse_loss",
+    "mse_loss_backward",
+    "soft_margin_loss",
+    "soft_margin_loss_backward",
+    "_trilinear",
+    "grid_sampler_2d",
+    "grid_sampler_2d_backward",
+    "grid_sampler_3d",
+    "grid_sampler_3d_backward",
 };
 
 bool tensor_type(const c10::Type& type) { return type.kind() == c10::TypeKind::TensorType; }
@@ -89,6 +133,9 @@ Operator::Operator(const c10::OperatorHandle& op, HostKernel host) : handle(op),
   base.remove_prefix(base.find("::") + 2);
   several_devices =
       base == "copy_" || base == "_copy_from" || base == "_copy_from_and_resize" || base == "_foreach_copy_";
+  in_float = false;
+  for (auto known : kFloatOperators) in_float |= base == known;
+  in_float |= base.find("upsample_") != std::string_view::npos;
   host_tensors = false;
   for (auto known : kHostTensorOperators) host_tensors |= base == known;
   host_result = false;
@@ -100,8 +147,29 @@ Operator::Operator(const c10::OperatorHandle& op, HostKernel host) : handle(op),
 
 void call_host(const Operator& op, torch::jit::Stack* stack) {
   c10::impl::ExcludeDispatchKeyGuard below(kAbove);
-  if (op.host) return op.host->callBoxed(op.handle, kHostKeys, stack);
-  op.handle.redispatchBoxed(kHostKeys, stack);
+  const auto call = [&] {
+    if (op.host) return op.host->callBoxed(op.handle, kHostKeys, stack);
+    op.handle.redispatchBoxed(kHostKeys, stack);
+  };
+  const at::ScalarType half = half_argument(op, *stack);
+  if (C10_LIKELY(half == at::ScalarType::Undefined)) return call();
+  if (op.in_float) {
+    Widened wide(op, stack, half);
+    call();
+    return wide.narrow();
+  }
+  const size_t below_arguments = stack->size() - op.arguments;
+  const torch::jit::Stack arguments(stack->begin() + below_arguments, stack->end());
+  try {
+    call();
+  } catch (const c10::Error& error) {
+    if (!no_half_kernel(error.what_without_backtrace())) throw;
+    stack->resize(below_arguments);
+    stack->insert(stack->end(), arguments.begin(), arguments.end());
+    Widened wide(op, stack, half);
+    call();
+    wide.narrow();
+  }
 }
 
 void set_generator(const Operator& op, const at::Generator& host, torch::jit::Stack* stack) {

@@ -29,6 +29,7 @@ struct Operator {
   size_t arguments, returns;
   c10::SmallVector<Arg, 6> special;  // arguments that are not passed through as they are
   HostKernel host;
+  bool in_float;         // 16-bit floats are computed with as float32, as the device does
   bool random;           // draws random numbers
   bool has_generator;    // takes a generator
   bool host_tensors;     // may take CPU tensors of any shape beside NPU tensors
@@ -38,6 +39,7 @@ struct Operator {
 };
 
 // Calls the CPU kernel of `op` (or its stand-in) with the CPU tensors on the stack.
+// 16-bit floats are widened where the operator asks for it, or where the CPU has no kernel for them.
 void call_host(const Operator& op, torch::jit::Stack* stack);
 
 // Puts `host` in the place of the generator argument, if there is one.

@@ -6,7 +6,19 @@ from typing import Any
 
 import pytest
 import torch
-from opinfo import OPERATORS, assert_same, assert_same_outcome, attempt, copied, is_random, name, samples, to_npu
+from opinfo import (
+    HALVES,
+    OPERATORS,
+    assert_same,
+    assert_same_outcome,
+    attempt,
+    copied,
+    in_float,
+    is_random,
+    name,
+    samples,
+    to_npu,
+)
 from torch.utils._pytree import tree_leaves
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.int32, torch.uint8,
@@ -28,7 +40,8 @@ def test_functional(op: Any) -> None:
             inputs, args, kwargs = to_npu((sample.input, sample.args, sample.kwargs))
             want, refused = attempt(op, sample.input, *sample.args, **sample.kwargs)
             got, error = attempt(op, inputs, *args, **kwargs)
-            assert_same_outcome(op, want, refused, got, error)
+            wide = in_float(op, sample) if dtype in HALVES and refused is None else None
+            assert_same_outcome(op, want, refused, got, error, wide)
 
 
 @by_operator

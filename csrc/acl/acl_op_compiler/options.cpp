@@ -1,5 +1,6 @@
 // Compile options: kept and handed back. The kernels here are compiled ahead, so the options that choose a
 // precision or a cache change nothing; torch_npu asks for their values at start.
+#include <atomic>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -11,6 +12,7 @@
 namespace {
 
 constexpr int kOptionCount = 17;
+constexpr int kJitCompile = 10;
 std::mutex g_mutex;
 std::map<int, std::string>& values() {
   static auto* const map = new std::map<int, std::string>{{0, "allow_fp32_to_fp16"}, {10, "disable"}, {11, "0"}};
@@ -19,6 +21,10 @@ std::map<int, std::string>& values() {
 
 }  // namespace
 
+// 1 while operators are to be compiled at run time: torch_npu then leaves the aclnn door for the legacy one. Read by
+// libaloft_torch.
+ALOFT_API std::atomic<int> aloftJitCompile{0};
+
 ALOFT_API aclError aclSetCompileopt(int option, const char* value) {
   if (option < 0 || option >= kOptionCount || !value) {
     aloftSetError("aclSetCompileopt: %d is not an option (0 to %d), or its value is null", option, kOptionCount - 1);
@@ -26,6 +32,7 @@ ALOFT_API aclError aclSetCompileopt(int option, const char* value) {
   }
   std::lock_guard<std::mutex> lock(g_mutex);
   values()[option] = value;
+  if (option == kJitCompile) aloftJitCompile = std::strcmp(value, "enable") == 0;
   return aloft::kOk;
 }
 
