@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
+import torch_npu
 
 MISTAKES: dict[str, Callable[[str], object]] = {
     "broadcast": lambda d: torch.ones(3, device=d) + torch.ones(4, device=d),
@@ -95,3 +97,14 @@ def test_a_failed_operator_leaves_the_device_usable() -> None:
             x + torch.ones(4, device="npu")
     assert (x + 1).cpu().tolist() == [2, 2, 2]
     torch.npu.synchronize()
+
+
+def test_the_profiler_says_that_it_collects_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "trace.json"
+    with torch_npu.profiler.profile() as profile:
+        got = (torch.ones(2, 2, device="npu") @ torch.ones(2, 2, device="npu")).cpu()
+    profile.export_chrome_trace(str(trace))
+    assert torch.equal(got, torch.full((2, 2), 2.0))
+    said = "".join(capfd.readouterr())
+    assert "Call start failed" in said and "aclprofInit" in said
+    assert not trace.exists()
