@@ -61,7 +61,7 @@ def test_reads_are_never_stale(streams: str, queue: str) -> None:
 
 def test_the_route_in_fuzz_mode_behind_the_task_queue() -> None:
     environment = dict(os.environ, ALOFT_STREAMS="fuzz", TASK_QUEUE_ENABLE="1")
-    files = [str(HERE / f"test_{name}.py") for name in ("capture", "copies", "training")]
+    files = [str(HERE / f"test_{name}.py") for name in ("capture", "torch_copies", "formats", "training")]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", *files],
         env=environment, capture_output=True, text=True, timeout=600, check=False,
