@@ -43,13 +43,17 @@ def preload() -> None:
     except ImportError:
         from ctypes import CDLL as dlopen
 
-    for name in _LIBRARIES:
+    # PyPI's torch for x86-64 is built for CUDA: torch_npu loads beside it with the help of a library of ours.
+    extra = ("aloft_cuda_torch",) if any(os.path.exists(p + "/torch/lib/libc10_cuda.so") for p in sys.path) else ()
+    for name in (*extra, *_LIBRARIES):
         dlopen(os.path.join(folder, f"lib{name}.so"), os.RTLD_GLOBAL | os.RTLD_LAZY)
     # A CANN image forced virtual has its own value here; torch_npu must not read the vendor's files.
     os.environ["ASCEND_HOME_PATH"] = os.path.join(folder, "home")
     os.environ["ASCEND_OPP_PATH"] = os.path.join(folder, "home", "opp")
     # torch_npu's host-side task queue would let a host read overtake queued work, hide an operator that failed in
     # it, and cost latency: our streams are asynchronous by themselves where that is wanted (ALOFT_STREAMS).
+    if os.environ.get("TASK_QUEUE_ENABLE", "0") != "0":
+        sys.stderr.write("aloft: TASK_QUEUE_ENABLE is ignored, the virtual NPU takes operators directly\n")
     os.environ["TASK_QUEUE_ENABLE"] = "0"
     sys.meta_path.insert(0, _AfterTorchNpu)
 

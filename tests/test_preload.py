@@ -6,6 +6,7 @@ import os
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -47,11 +48,22 @@ def _python(program: str, **environment: str) -> subprocess.CompletedProcess[str
 
 def test_sets_the_home_of_the_virtual_npu() -> None:
     program = "import os; print(os.environ['ASCEND_HOME_PATH'], os.environ.get('TASK_QUEUE_ENABLE'))"
-    home, queue = _python(
-        program, ALOFT_RUNTIME="virtual", ASCEND_HOME_PATH="/vendor", TASK_QUEUE_ENABLE="1"
-    ).stdout.split()
+    result = _python(program, ALOFT_RUNTIME="virtual", ASCEND_HOME_PATH="/vendor", TASK_QUEUE_ENABLE="1")
+    home, queue = result.stdout.split()
     assert home.endswith("aloft/lib/home") and os.path.isdir(home)
-    assert queue == "1", "a user's choice stays"
+    assert queue == "0" and "TASK_QUEUE_ENABLE is ignored" in result.stderr
+
+
+def test_helps_only_a_cuda_build_of_torch(tmp_path: Path) -> None:
+    """The library for PyPI's CUDA build of torch is mapped where such a build lies on the path, and nowhere else."""
+    program = "import sys; sys.path.insert(0, {!r}); import _aloft_preload as p; p.preload(); "
+    program += "print(open('/proc/self/maps').read())"
+    library = "libaloft_cuda_torch.so"
+    assert library not in _python(program.format(str(tmp_path)), ALOFT_RUNTIME="virtual").stdout
+    marker = tmp_path / "torch" / "lib" / "libc10_cuda.so"
+    marker.parent.mkdir(parents=True)
+    marker.touch()
+    assert library in _python(program.format(str(tmp_path)), ALOFT_RUNTIME="virtual").stdout
 
 
 def test_missing_libraries_are_no_reason_to_stop() -> None:

@@ -22,6 +22,7 @@ LIBRARIES = (
     "opapi",
     "nnopbase",
     "atb",
+    "aloft_cuda_torch",
     "aloft_torch",
 )
 
