@@ -204,6 +204,16 @@ def test_other_dtypes_are_refused(dtype):
         AloftPlatform.check_if_supports_dtype(dtype)
 
 
+def test_wrong_settings_are_said_before_anything_starts(monkeypatch):
+    from aloft import platform
+    from aloft.errors import PlatformUnavailable
+    from aloft.runtime import settings
+
+    monkeypatch.setattr(settings, "complaint", lambda: "ALOFT_SOC=x is not a known device; valid: 910B3")
+    with pytest.raises(PlatformUnavailable, match=r"^ALOFT_SOC=x is not a known device; valid: 910B3\.$"):
+        platform._require_device.__wrapped__()
+
+
 def test_worker_has_every_method_vllm_calls_by_name():
     from aloft.runner.worker import AloftWorker
 

@@ -276,5 +276,8 @@ def _require_device() -> None:
             f"aloft needs torch_npu on an NPU runtime, and importing torch_npu failed: {error}; see `aloft doctor`."
         ) from error
     from aloft import compat
+    from aloft.runtime import settings
 
     compat.check_version()
+    if wrong := settings.complaint():
+        raise PlatformUnavailable(f"{wrong}.")

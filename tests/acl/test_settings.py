@@ -93,3 +93,25 @@ def test_bad_values_name_the_good_ones(name: str, value: str, valid: str) -> Non
     answer = ask(**{name: value})
     assert answer["code"] == 100000
     assert f"{name}={value}" in str(answer["text"]) and valid in str(answer["text"])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "valid"),
+    [
+        ("ALOFT_SOC", "910B9", "910B1 910B2"),
+        ("ALOFT_DEVICES", "99", "1 to 64"),
+        ("ALOFT_THREADS", "x", "1 to 1024"),
+        ("ALOFT_ISA", "sse", "portable, avx2 or avx512"),
+        ("ALOFT_CONTRACT", "lax", "strict, warn, off"),
+        ("ALOFT_CONTRACT", "strict", ""),
+    ],
+)
+def test_complaint_finds_what_every_library_refuses(name: str, value: str, valid: str) -> None:
+    """Before a device is used, so that a server says it at once."""
+    code = "from aloft.runtime import settings; print(settings.complaint())"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment(**{name: value}), capture_output=True, text=True, timeout=60
+    )
+    said = done.stdout.strip()
+    assert done.returncode == 0, done.stderr
+    assert valid in said and name in said if valid else said == ""
