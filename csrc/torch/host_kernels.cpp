@@ -2,6 +2,10 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/_log_softmax_backward_data_ops.h>
+#include <ATen/ops/_log_softmax_ops.h>
+#include <ATen/ops/_softmax_backward_data_ops.h>
+#include <ATen/ops/_softmax_ops.h>
 #include <ATen/ops/addmm_ops.h>
 #include <ATen/ops/baddbmm_ops.h>
 #include <ATen/ops/cat_ops.h>
@@ -204,6 +208,23 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> gru_cell_backward(const Tenso
           has_bias ? grad_hidden.sum(0) : Tensor()};
 }
 
+// ---- softmax of 16-bit floats with a float32 result, which torch defines for accelerators
+template <Tensor (*softmax)(const Tensor&, int64_t, bool)>
+Tensor wide_softmax(const Tensor& self, int64_t dim, bool half_to_float) {
+  return softmax(half_to_float ? self.to(at::kFloat) : self, dim, false);
+}
+
+template <Tensor& (*softmax)(const Tensor&, int64_t, bool, Tensor&)>
+Tensor& wide_softmax_out(const Tensor& self, int64_t dim, bool half_to_float, Tensor& out) {
+  return softmax(half_to_float ? self.to(at::kFloat) : self, dim, false, out);
+}
+
+template <Tensor (*backward)(const Tensor&, const Tensor&, int64_t, ScalarType)>
+Tensor wide_softmax_backward(const Tensor& grad, const Tensor& output, int64_t dim, ScalarType input_dtype) {
+  if (grad.scalar_type() == input_dtype) return backward(grad, output, dim, input_dtype);
+  return backward(grad, output, dim, grad.scalar_type()).to(input_dtype);
+}
+
 // ---- copies
 Tensor copy_from_and_resize(const Tensor& self, const Tensor& dst) {
   dst.resize_(self.sizes());
@@ -246,6 +267,12 @@ const c10::KernelFunction* host_kernel(const std::string& name) {
       {"aten::_thnn_fused_gru_cell", kernel(&gru_cell)},
       {"aten::_thnn_fused_gru_cell_backward", kernel(&gru_cell_backward)},
       {"aten::_copy_from_and_resize", kernel(&copy_from_and_resize)},
+      {"aten::_softmax", kernel(&wide_softmax<at::_ops::_softmax::call>)},
+      {"aten::_softmax.out", kernel(&wide_softmax_out<at::_ops::_softmax_out::call>)},
+      {"aten::_softmax_backward_data", kernel(&wide_softmax_backward<at::_ops::_softmax_backward_data::call>)},
+      {"aten::_log_softmax", kernel(&wide_softmax<at::_ops::_log_softmax::call>)},
+      {"aten::_log_softmax.out", kernel(&wide_softmax_out<at::_ops::_log_softmax_out::call>)},
+      {"aten::_log_softmax_backward_data", kernel(&wide_softmax_backward<at::_ops::_log_softmax_backward_data::call>)},
       {"aten::batch_norm_stats", kernel(&batch_norm_stats)},
       {"aten::batch_norm_elemt", kernel(&batch_norm_elemt)},
       {"aten::batch_norm_elemt.out", kernel(&batch_norm_elemt_out)},

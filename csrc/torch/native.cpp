@@ -84,15 +84,38 @@ class NativeOrRoute final : public c10::OperatorKernel {
   Fits fits_;
 };
 
+// The device takes 16-bit inputs and states beside float32 weights: computes in the dtype of the weights.
+void one_dtype(c10::IValue* arguments) {
+  size_t weights = 1;  // input, [batch_sizes,] hx, params
+  while (!arguments[weights].isTensorList()) ++weights;
+  const bool states = !arguments[weights + 1].isBool();  // lstm has a list of states before the weights
+  if (states) ++weights;
+  const auto params = arguments[weights].toTensorList();
+  if (params.empty()) return;
+  const auto dtype = params.get(0).scalar_type();
+  for (size_t i = 0; i < weights; ++i) {
+    c10::IValue& value = arguments[i];
+    if (value.isTensor() && value.toTensor().is_floating_point()) {
+      value = value.toTensor().to(dtype);
+    } else if (value.isTensorList()) {
+      c10::List<at::Tensor> list;
+      for (const at::Tensor& item : value.toTensorVector()) list.push_back(item.to(dtype));
+      value = std::move(list);
+    }
+  }
+}
+
 // torch's definition of an operator in terms of others, or torch_npu's fused kernel where that fits.
 class NativeOrComposite final : public c10::OperatorKernel {
  public:
   NativeOrComposite(const c10::OperatorHandle& op, c10::DispatchKey npu, c10::DispatchKey host, Fits fits)
       : composite_(op.getComputedKernelForDispatchKey(host)), fits_(fits) {
     if (fits) native_.emplace(op.getComputedKernelForDispatchKey(npu));
+    recurrent_ = op.operator_name().name == "aten::lstm" || op.operator_name().name == "aten::gru";
   }
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
     const c10::IValue* arguments = stack->data() + stack->size() - op.schema().arguments().size();
+    if (recurrent_) one_dtype(stack->data() + stack->size() - op.schema().arguments().size());
     (fits_ && door_open() && fits_(arguments) ? *native_ : composite_).callBoxed(op, keys, stack);
   }
 
@@ -100,6 +123,7 @@ class NativeOrComposite final : public c10::OperatorKernel {
   std::optional<c10::SafeKernelFunction> native_;
   c10::SafeKernelFunction composite_;
   Fits fits_;
+  bool recurrent_;
 };
 
 }  // namespace

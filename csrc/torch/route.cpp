@@ -138,6 +138,7 @@ Operator::Operator(const c10::OperatorHandle& op, HostKernel host) : handle(op),
   in_float |= base.find("upsample_") != std::string_view::npos;
   host_tensors = false;
   for (auto known : kHostTensorOperators) host_tensors |= base == known;
+  host_results = base == "_pack_padded_sequence" ? 1u << 1 : 0;  // the batch sizes
   host_result = false;
   for (const auto& result : schema.returns()) {
     const auto kind = kind_of(*result.real_type());
@@ -248,11 +249,11 @@ void Call::to_host() {
   }
 }
 
-at::Tensor Call::result(at::Tensor&& tensor) {
+at::Tensor Call::result(at::Tensor&& tensor, bool stays) {
   if (!tensor.defined() || tensor.device().type() != c10::DeviceType::CPU) return std::move(tensor);
   at::Tensor known = views_.original(tensor);
   if (known.defined()) return known;
-  if (!device_) return std::move(tensor);
+  if (!device_ || stays) return std::move(tensor);
   return npu_tensor(std::move(tensor), *device_);
 }
 
@@ -262,14 +263,14 @@ void Call::to_device() {
   for (size_t i = 0; i < op_.returns; ++i) {
     c10::IValue& value = (*stack_)[first + i];
     if (value.isTensor()) {
-      value = result(std::move(value).toTensor());
+      value = result(std::move(value).toTensor(), op_.host_results >> i & 1);
     } else if (value.isTensorList()) {
       c10::List<at::Tensor> given = std::move(value).toTensorList();
       c10::List<at::Tensor> list;
       list.reserve(given.size());
       for (size_t j = 0; j < given.size(); ++j) {
         at::Tensor item = given.extract(j);
-        list.push_back(result(std::move(item)));
+        list.push_back(result(std::move(item), false));
       }
       value = std::move(list);
     }
@@ -297,7 +298,8 @@ void route(const Operator& op, torch::jit::Stack* stack) {
   {
     Turn turn(stream, op.name);
     // An allocation may have to wait for the device, and results may belong elsewhere.
-    ResultsOnDevice adopt(!turn.holds_worker() && call.on_device() && call.device().index() == device);
+    ResultsOnDevice adopt(!turn.holds_worker() && call.on_device() && call.device().index() == device &&
+                          !op.host_results);
     call_host(op, stack);
   }
   call.to_device();

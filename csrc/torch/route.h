@@ -29,13 +29,14 @@ struct Operator {
   size_t arguments, returns;
   c10::SmallVector<Arg, 6> special;  // arguments that are not passed through as they are
   HostKernel host;
-  bool in_float;         // 16-bit floats are computed with as float32, as the device does
-  bool random;           // draws random numbers
-  bool has_generator;    // takes a generator
-  bool host_tensors;     // may take CPU tensors of any shape beside NPU tensors
-  bool several_devices;  // copies between NPUs
-  bool host_result;      // returns a value of the host (item, equal)
-  bool writes;           // has an argument it writes to
+  bool in_float;          // 16-bit floats are computed with as float32, as the device does
+  bool random;            // draws random numbers
+  bool has_generator;     // takes a generator
+  bool host_tensors;      // may take CPU tensors of any shape beside NPU tensors
+  bool several_devices;   // copies between NPUs
+  uint32_t host_results;  // results that stay on the host, one bit each
+  bool host_result;       // returns a value of the host (item, equal)
+  bool writes;            // has an argument it writes to
 };
 
 // Calls the CPU kernel of `op` (or its stand-in) with the CPU tensors on the stack.
@@ -73,7 +74,7 @@ class Call {
 
  private:
   at::Tensor argument(const at::Tensor& tensor, const Arg& arg);
-  at::Tensor result(at::Tensor&& tensor);
+  at::Tensor result(at::Tensor&& tensor, bool stays);
 
   const Operator& op_;
   torch::jit::Stack* stack_;

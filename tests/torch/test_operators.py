@@ -21,8 +21,7 @@ from opinfo import (
 )
 from torch.utils._pytree import tree_leaves
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.int32, torch.uint8,
-          torch.bool, torch.complex64)  # fmt: skip
+DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.bool, torch.complex64)
 by_operator = pytest.mark.parametrize("op", OPERATORS, ids=name)
 
 
@@ -36,7 +35,7 @@ def test_functional(op: Any) -> None:
     for dtype in DTYPES:
         if dtype not in op.supported_dtypes("cpu"):
             continue
-        for sample in samples(op, dtype, 4 if dtype == torch.float32 else 1):
+        for sample in samples(op, dtype, 3 if dtype == torch.float32 else 1):
             inputs, args, kwargs = to_npu((sample.input, sample.args, sample.kwargs))
             want, refused = attempt(op, sample.input, *sample.args, **sample.kwargs)
             got, error = attempt(op, inputs, *args, **kwargs)
