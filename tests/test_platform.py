@@ -149,9 +149,9 @@ def _config(**changes):
             "enable_sleep_mode",
             "enable_prompt_embeds",
         ]
-    ) | {"runner_type": "generate", "model": "M"}
-    top = dict.fromkeys(("lora_config", "speculative_config", "kv_transfer_config"))
-    cache = {"cache_dtype": "auto"}
+    ) | {"runner_type": "generate", "model": "M", "dtype": torch.bfloat16}
+    top = dict.fromkeys(("lora_config", "speculative_config", "kv_transfer_config", "weight_transfer_config"))
+    cache = {"cache_dtype": "auto", "kv_offloading_size": None}
     for name, value in changes.items():
         (part,) = [part for part in (parallel, model, top, cache) if name in part]
         part[name] = value
@@ -159,6 +159,10 @@ def _config(**changes):
         parallel_config=SimpleNamespace(**parallel),
         model_config=SimpleNamespace(**model),
         cache_config=SimpleNamespace(**cache),
+        profiler_config=SimpleNamespace(profiler=None),
+        offload_config=SimpleNamespace(
+            uva=SimpleNamespace(cpu_offload_gb=0), prefetch=SimpleNamespace(offload_group_size=0)
+        ),
         **top,
     )
 
@@ -177,6 +181,9 @@ def _config(**changes):
         ({"speculative_config": object()}, "--speculative-config"),
         ({"kv_transfer_config": object()}, "--kv-transfer-config"),
         ({"cache_dtype": "fp8"}, "--kv-cache-dtype"),
+        ({"cache_dtype": "bfloat16", "dtype": torch.float32}, "--kv-cache-dtype must be auto, not"),
+        ({"weight_transfer_config": object()}, "--weight-transfer-config"),
+        ({"kv_offloading_size": 1.0}, "--kv-offloading-size"),
         ({"quantization": "awq"}, "--quantization"),
         ({"runner_type": "pooling"}, "--runner"),
         ({"enable_sleep_mode": True}, "--enable-sleep-mode"),

@@ -45,13 +45,28 @@ def refusals(config: VllmConfig) -> Iterator[str]:
         yield "aloft does not support encoder-cache transfer yet: remove --ec-transfer-config."
     if getattr(config, "watermark_config", None) is not None:
         yield "aloft does not support watermarking yet: remove --watermark-config."
-    if config.cache_config.cache_dtype not in ("auto", "float16", "bfloat16", "float32"):
-        yield (
-            f"aloft does not support a quantized KV cache yet: --kv-cache-dtype must be auto, float16 or bfloat16, "
-            f"not {config.cache_config.cache_dtype}."
-        )
+    if config.weight_transfer_config is not None:
+        yield "aloft does not support weight transfer yet: remove --weight-transfer-config."
+    if config.profiler_config.profiler is not None:
+        yield "aloft does not support vLLM's profiler yet: remove --profiler-config."
+    if config.offload_config.uva.cpu_offload_gb:
+        yield "aloft does not support weights in host memory yet: remove --cpu-offload-gb."
+    if config.offload_config.prefetch.offload_group_size:
+        yield "aloft does not support weights in host memory yet: remove --offload-group-size."
+    if config.cache_config.kv_offloading_size is not None:
+        yield "aloft does not support a KV cache in host memory yet: remove --kv-offloading-size."
     if config.model_config is not None:
+        yield from _cache_dtype_refusals(config.cache_config.cache_dtype, config.model_config)
         yield from _model_refusals(config.model_config)
+
+
+def _cache_dtype_refusals(cache_dtype: str, model: ModelConfig) -> Iterator[str]:
+    own = str(model.dtype).removeprefix("torch.")
+    if cache_dtype not in ("auto", own):
+        yield (
+            f"aloft keeps the KV cache in the model's dtype: --kv-cache-dtype must be auto"
+            f"{f' or {own}' if own != 'float32' else ''}, not {cache_dtype}."
+        )
 
 
 def _model_refusals(model: ModelConfig) -> Iterator[str]:

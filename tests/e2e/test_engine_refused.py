@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 from inprocess import start
 
@@ -20,6 +22,12 @@ from aloft.errors import NotEnoughMemory
         ),
         ({"runner": "pooling"}, "--runner"),
         ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype"),
+        ({"kv_cache_dtype": "float16"}, "--kv-cache-dtype must be auto or bfloat16"),
+        ({"cpu_offload_gb": 1}, "--cpu-offload-gb"),
+        ({"offload_group_size": 2}, "--offload-group-size"),
+        ({"kv_offloading_size": 1}, "--kv-offloading-size"),
+        ({"profiler_config": {"profiler": "torch", "torch_profiler_dir": "/tmp"}}, "--profiler-config"),
+        ({"weight_transfer_config": {"backend": "nccl"}}, "--weight-transfer-config"),
         ({"block_size": 24}, "--block-size"),
         ({"block_size": 512}, "--block-size"),
         ({"additional_config": {"weight_nz_mod": 1}}, "weight_nz_mode"),
@@ -46,6 +54,31 @@ def test_too_little_memory_is_one_sentence(model, engines, changes, named):
     with pytest.raises(NotEnoughMemory, match=named) as raised:
         start(model, **changes)
     assert str(raised.value).count("GiB") >= 2 and "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"num_gpu_blocks_override": 1}, "--num-gpu-blocks-override 1 "),
+        ({"num_gpu_blocks_override": 0}, "--num-gpu-blocks-override 0 "),
+        ({"num_gpu_blocks_override": None, "kv_cache_memory_bytes": 1000}, "--kv-cache-memory-bytes 1000 "),
+        ({"num_gpu_blocks_override": None, "additional_config": {"kv_cache_tokens": 1}}, "kv_cache_tokens 1 "),
+    ],
+)
+def test_a_limit_below_one_sequence_is_named(model, engines, changes, named):
+    engines("whole")
+    with pytest.raises(NotEnoughMemory, match=named) as raised:
+        start(model, **changes)
+    assert "512 tokens" in str(raised.value) and "--max-model-len" in str(raised.value)
+
+
+def test_damaged_weights_are_named(model, engines, tmp_path):
+    engines("whole")
+    broken = shutil.copytree(model, tmp_path / "broken")
+    weights = broken / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100_000])
+    with pytest.raises(ValueError, match=r"model\.safetensors is damaged"):
+        start(broken)
 
 
 def test_accepted_although_nothing_is_captured(model, engines):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -48,17 +49,24 @@ def weight_bytes(model: ModelConfig) -> int:
     files = list(folder.glob("*.safetensors")) if folder.is_dir() else []
     if not files:
         return 0
-    from safetensors import safe_open
-
-    elements = 0
-    for file in files:
-        with safe_open(os.fspath(file), framework="np") as opened:
-            for name in opened.keys():  # noqa: SIM118  (not a dict)
-                count = 1
-                for size in opened.get_slice(name).get_shape():
-                    count *= size
-                elements += count
+    elements = sum(map(_elements, files))
     return elements * torch.empty(0, dtype=cast(torch.dtype, model.dtype)).element_size()
+
+
+def _elements(file: Path) -> int:
+    """Numbers in a safetensors file.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(os.fspath(file), framework="np") as opened:
+            # keys(): not a dict
+            return sum(math.prod(opened.get_slice(name).get_shape()) for name in opened.keys())  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(f"{file} is damaged ({error}): get the model's weights again.") from error
 
 
 def kv_bytes_per_sequence(specs: dict[str, KVCacheSpec], vllm_config: VllmConfig) -> int:
@@ -78,12 +86,16 @@ def available_for_kv(
     profile: runs the model over a number of tokens. max_tokens_wanted: a limit of the user's; 0 for none.
 
     Raises:
-        NotEnoughMemory: the budget does not hold one sequence of ``max_model_len`` tokens.
+        NotEnoughMemory: the budget, or a limit of the user's, does not hold one sequence of ``max_model_len`` tokens.
     """
     cache = vllm_config.cache_config
     free, total = npu.mem_get_info(device)
     one = kv_bytes_per_sequence(specs, vllm_config)
     page = sum(spec.page_size_bytes for spec in specs.values())
+    needed = one + page  # and the null block
+    if cache.num_gpu_blocks_override is not None:
+        count = cache.num_gpu_blocks_override
+        _require_one_sequence(vllm_config, count * page >= one and count > 0, f"--num-gpu-blocks-override {count}")
     if cache.kv_cache_memory_bytes is not None:
         profile(_PROFILE_TOKENS[0])
         if cache.kv_cache_memory_bytes > free:
@@ -91,16 +103,20 @@ def available_for_kv(
                 f"--kv-cache-memory-bytes asks for {gib(cache.kv_cache_memory_bytes)}, "
                 f"but {device} has {gib(free)} free."
             )
+        if cache.num_gpu_blocks_override is None:
+            enough = cache.kv_cache_memory_bytes >= one
+            _require_one_sequence(vllm_config, enough, f"--kv-cache-memory-bytes {cache.kv_cache_memory_bytes}")
         return cache.kv_cache_memory_bytes
     activations = activation_bytes(vllm_config, device, profile)
     taken = total - free
     budget = int(min(total * cache.gpu_memory_utilization - taken, free) - activations)
     scheduler = vllm_config.scheduler_config
-    useful = scheduler.max_num_seqs * one + page  # and the null block
+    useful = scheduler.max_num_seqs * one + page
     if max_tokens_wanted and specs:
         block = next(iter(specs.values())).block_size
         useful = min(useful, (-(-max_tokens_wanted // block) + 1) * page)
-    needed = one + page
+        if cache.num_gpu_blocks_override is None:
+            _require_one_sequence(vllm_config, useful >= one, f"additional_config kv_cache_tokens {max_tokens_wanted}")
     fits_itself = vllm_config.model_config.original_max_model_len == -1 or cache.num_gpu_blocks_override
     if specs and budget < needed and not fits_itself:
         raise NotEnoughMemory(
@@ -119,6 +135,16 @@ def available_for_kv(
         device,
     )
     return max(granted, 0)
+
+
+def _require_one_sequence(vllm_config: VllmConfig, enough: bool, asked: str) -> None:
+    """Raises NotEnoughMemory if a limit the user set is not enough, unless the model length adapts to it."""
+    model = vllm_config.model_config
+    if not enough and model.original_max_model_len != -1:
+        raise NotEnoughMemory(
+            f"{asked} is too little for the KV cache of one sequence of {model.max_model_len} tokens: "
+            "raise it, or lower --max-model-len."
+        )
 
 
 def activation_bytes(vllm_config: VllmConfig, device: torch.device, profile: Callable[[int], None]) -> int:

@@ -50,7 +50,7 @@ class ModelRunner:
         self.asynchronous = bool(vllm_config.scheduler_config.async_scheduling)
         self.max_num_reqs = vllm_config.scheduler_config.max_num_seqs
         self.max_num_tokens = vllm_config.scheduler_config.max_num_batched_tokens
-        self.sampler = sampling.AloftSampler(self.model_config.logprobs_mode)
+        self.sampler = sampling.AloftSampler(self.model_config.logprobs_mode, self.model_config.use_fp64_gumbel)
         self.model: Any = None
         self.kv_caches: dict[str, KVCache] = {}
         self.groups: list[tuple[Any, list[str]]] = []  # metadata builder and layer names of every KV cache group
