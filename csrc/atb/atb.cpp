@@ -14,9 +14,8 @@ aclTensor* aclCreateTensor(const int64_t* sizes, uint64_t ndim, int dtype, const
                            int format, const int64_t* storage, uint64_t storage_ndim, void* data);
 const char* aclGetRecentErrMsg();
 int aclDestroyTensor(const aclTensor* tensor);
-int aclnnRotaryPositionEmbeddingGetWorkspaceSize(const aclTensor* x, const aclTensor* cos, const aclTensor* sin,
-                                                 int64_t mode, const aclTensor* y, uint64_t* size,
-                                                 aclOpExecutor** executor);
+int aloftRopeGetWorkspaceSize(const aclTensor* x, const aclTensor* cos, const aclTensor* sin, int64_t mode,
+                              const aclTensor* y, uint64_t* size, aclOpExecutor** executor);
 int aclnnRotaryPositionEmbedding(void* workspace, uint64_t size, aclOpExecutor* executor, aclrtStream stream);
 int aclnnScatterPaKvCacheGetWorkspaceSize(const aclTensor* key, const aclTensor* key_cache, const aclTensor* slots,
                                           const aclTensor* value, const aclTensor* value_cache,
@@ -173,7 +172,7 @@ class Rope final : public NamedOperation {
     const View cos(pack.inputs[2], rows), sin(pack.inputs[3], rows);
     uint64_t size = 0;
     aclOpExecutor* executor = nullptr;
-    if (aclnnRotaryPositionEmbeddingGetWorkspaceSize(x, cos, sin, mode, y, &size, &executor) ||
+    if (aloftRopeGetWorkspaceSize(x, cos, sin, mode, y, &size, &executor) ||
         aclnnRotaryPositionEmbedding(nullptr, 0, executor, stream)) {
       return refused(name_);
     }

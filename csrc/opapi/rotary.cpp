@@ -21,10 +21,10 @@ void check_like(const char* name, const Tensor& t, const char* model_name, const
 }
 
 // cos or sin: the shape of x, any dimension but the last may be 1.
-void check_table(const char* name, const Tensor& t, const char* x_name, const Tensor& x) {
+void check_table(const char* name, const Tensor& t, const char* x_name, const Tensor& x, bool wide = false) {
   require(t.dtype == x.dtype || t.dtype == DType::F32, "%s must have the dtype of %s (%s), got %s", name, x_name,
           dtype_name(x.dtype), dtype_name(t.dtype));
-  limit(t.dtype == x.dtype, "%s is %s, it must have the dtype of %s (%s)", name, dtype_name(t.dtype), x_name,
+  limit(wide || t.dtype == x.dtype, "%s is %s, it must have the dtype of %s (%s)", name, dtype_name(t.dtype), x_name,
         dtype_name(x.dtype));
   require(t.ndim == x.ndim, "%s has %d dimensions, %s has %d", name, t.ndim, x_name, x.ndim);
   for (int i = 0; i < x.ndim; ++i) {
@@ -77,12 +77,14 @@ Pairs pairs_of_mode(int64_t mode) {
   return mode ? Pairs::Adjacent : Pairs::Halves;
 }
 
-Work plan_rotary(const Tensor& X, const aclTensor* cos, const aclTensor* sin, Pairs pairs, const aclTensor* y) {
+// wide: float32 tables go with any x.
+Work plan_rotary(const Tensor& X, const aclTensor* cos, const aclTensor* sin, Pairs pairs, const aclTensor* y,
+                 bool wide = false) {
   const Tensor C = in("cos", cos), S = in("sin", sin), Y = out("out", y);
   check_float("x", X);
   check_width("x", X);
-  check_table("cos", C, "x", X);
-  check_table("sin", S, "x", X);
+  check_table("cos", C, "x", X, wide);
+  check_table("sin", S, "x", X, wide);
   require(S.dtype == C.dtype, "sin must have the dtype of cos (%s), got %s", dtype_name(C.dtype), dtype_name(S.dtype));
   check_like("out", Y, "x", X);
   limit(X.ndim == 3 || X.ndim == 4, "x has %d dimensions, it must have 3 or 4", X.ndim);
@@ -97,6 +99,13 @@ ALOFT_ACLNN(RotaryPositionEmbedding,
             (const aclTensor* x, const aclTensor* cos, const aclTensor* sin, int64_t mode, const aclTensor* y),
             (x, cos, sin, mode, y)) {
   return plan_rotary(in("x", x), cos, sin, pairs_of_mode(mode), y);
+}
+
+// libatb's RopeOperation, which takes float32 tables with every x; aclnnRotaryPositionEmbedding runs it.
+ALOFT_API int aloftRopeGetWorkspaceSize(const aclTensor* x, const aclTensor* cos, const aclTensor* sin, int64_t mode,
+                                        const aclTensor* y, uint64_t* workspace_size, aclOpExecutor** executor) {
+  return plan_operator("RopeOperation", workspace_size, executor,
+                       [&] { return plan_rotary(in("x", x), cos, sin, pairs_of_mode(mode), y, true); });
 }
 
 // rotate [D, D]: y = x cos + (x @ rotate) sin, the mode does not matter.

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch_npu
@@ -24,6 +28,36 @@ def test_rotary_embedding(neox: bool) -> None:
         pair = a * cos - b * sin, b * cos + a * sin
         want = torch.cat(pair, -1) if neox else torch.stack(pair, -1).flatten(-2)
         torch.testing.assert_close(after.cpu().double().view_as(want), want, rtol=2**-8, atol=1e-6)
+
+
+# A process of its own: the plugin keeps the tables of the first cache.
+WIDE_TABLES = """
+import torch, torch_npu
+torch.manual_seed(2)
+cache = torch.randn(50, 64)
+positions, query, key = torch.tensor([3, 1, 49]), torch.randn(3, 128).half(), torch.randn(3, 64).half()
+cos, sin = cache.double()[positions][:, None].chunk(2, -1)
+on_device = query.npu(), key.npu()
+torch_npu._npu_rotary_embedding(positions.npu(), *on_device, 64, cache.npu(), False)
+for before, after in zip((query, key), on_device):
+    x = before.double().view(3, -1, 64)
+    a, b = x[..., ::2], x[..., 1::2]
+    want = torch.stack((a * cos - b * sin, b * cos + a * sin), -1).flatten(-2)
+    torch.testing.assert_close(after.cpu().double().view_as(want), want, rtol=2**-9, atol=2**-9)
+print("turned")
+"""
+
+
+def test_float32_tables_go_with_16_bit_queries() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WIDE_TABLES],
+        env={**os.environ, "ALOFT_CONTRACT": "strict"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.stdout == "turned\n", done.stderr
 
 
 def test_reshape_and_cache_in_fractal_nz() -> None:

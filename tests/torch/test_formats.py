@@ -108,6 +108,19 @@ def test_products_of_the_legacy_door(dtype: torch.dtype, rows: int, inner: int, 
         torch.testing.assert_close(torch_npu.npu_bmmV2(batch_x.npu(), first, []).cpu(), batch_x @ batch_y[:1])
 
 
+def test_gradients_of_the_legacy_door() -> None:
+    x, y = torch.randint(-3, 4, (1, 3, 2)).float(), torch.randint(-3, 4, (1, 2, 3)).float()
+    want = torch.autograd.functional.vjp(torch.bmm, (x, y), torch.ones(1, 3, 3))
+    for left, right in itertools.product((2, NZ, NC1HWC0), repeat=2):
+        a = torch_npu.npu_format_cast(x.half().npu(), left).requires_grad_()
+        b = torch_npu.npu_format_cast(y.half().npu(), right).requires_grad_()
+        out = torch_npu.npu_bmmV2(a, b, [])
+        out.backward(torch.ones_like(out))
+        for got, expected in zip((out.detach(), a.grad, b.grad), (want[0], *want[1]), strict=True):
+            assert got is not None
+            torch.testing.assert_close(got.cpu().float(), expected, rtol=0, atol=0)
+
+
 def test_the_legacy_door_names_what_it_refuses() -> None:
     w = torch_npu.npu_format_cast(torch.randn(24, 40, device="npu"), 29)
     with pytest.raises(RuntimeError, match=r"MatMulV2.*inner dimensions differ"):

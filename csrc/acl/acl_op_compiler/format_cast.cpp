@@ -7,7 +7,6 @@
 
 namespace aloft {
 namespace legacy {
-namespace {
 
 bool row_major(Format f) {
   switch (f) {
@@ -20,6 +19,8 @@ bool row_major(Format f) {
       return false;
   }
 }
+
+namespace {
 
 bool nz(Format f) { return f == Format::FractalNZ || (static_cast<int>(f) >= 50 && static_cast<int>(f) <= 54); }
 
@@ -98,6 +99,9 @@ Work layout_work(const char* role, const Operand& o, char* rows, bool to_layout)
 }
 
 }  // namespace
+
+Work unpack(const char* role, const Operand& o, char* rows) { return layout_work(role, o, rows, false); }
+Work pack(const char* role, const Operand& o, char* rows) { return layout_work(role, o, rows, true); }
 
 Work format_cast(const Call& call) {
   need(call, 1, 1);

@@ -43,7 +43,11 @@ double float_attr(const Call& call, const char* name, double otherwise);
 
 // Checks the call and returns its work, which owns what it needs.
 using Work = std::function<void()>;
-Work format_cast(const Call& call);     // Identity, TransData
+Work format_cast(const Call& call);  // Identity, TransData
+bool row_major(Format f);
+// Work from the layout of `o` to row-major memory and back; refuses layouts that are not known.
+Work unpack(const char* role, const Operand& o, char* rows);
+Work pack(const char* role, const Operand& o, char* rows);
 Work matrix_product(const Call& call);  // MatMul, MatMulV2
 Work batch_product(const Call& call);   // BatchMatMul, BatchMatMulV2
 Work swish(const Call& call);

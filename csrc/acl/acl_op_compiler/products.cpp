@@ -1,4 +1,4 @@
-// MatMul, MatMulV2, BatchMatMul and BatchMatMulV2: what npu_linear and npu_bmmV2 call for FRACTAL_NZ operands.
+// MatMul, MatMulV2, BatchMatMul and BatchMatMulV2: what npu_linear and npu_bmmV2 call for packed operands.
 //
 // Inputs: x1 [..., m, k], x2 [..., k, n] and for the first two an optional bias [n]; an operand whose transpose
 // attribute is set is stored with its last two dimensions exchanged. Batches broadcast. float32, float16 and
@@ -7,7 +7,6 @@
 #include <cstdint>
 
 #include "acl/acl_op_compiler/legacy.h"
-#include "kernels/format.h"
 #include "kernels/matmul.h"
 
 namespace aloft {
@@ -27,13 +26,14 @@ Element element_of(const char* role, const Operand& o) {
   }
 }
 
-// One operand as it is stored: batches of [rows, cols], row-major or FRACTAL_NZ.
+// One operand as it is stored: batches of [rows, cols], in rows, in panels the kernel reads, or packed otherwise.
 struct Stored {
   std::vector<int64_t> batch;
   int64_t rows = 0, cols = 0, count = 1;  // count: matrices in all
-  bool nz = false;
-  NzShape shape;  // of all matrices, where nz
+  bool packed = false, panels = false;
 };
+
+int64_t blocks(int64_t n) { return (n + 15) / 16; }
 
 Stored stored(const char* role, const Operand& o) {
   const size_t ndim = o.dims.size();
@@ -41,21 +41,20 @@ Stored stored(const char* role, const Operand& o) {
   Stored s;
   s.batch.assign(o.dims.begin(), o.dims.end() - 2);
   s.rows = o.dims[ndim - 2], s.cols = o.dims[ndim - 1];
-  if (s.batch.size() > static_cast<size_t>(kMaxBatchDims))
+  if (s.batch.size() > static_cast<size_t>(kMaxBatchDims)) {
     refuse("%s has more than %d dimensions", role, 2 + kMaxBatchDims);
-  for (const int64_t d : s.batch) s.count *= d;
-  if (o.storage_format == Format::FractalNZ) {
-    const auto& storage = o.storage_dims;
-    s.nz = true;
-    s.shape.batch = s.count, s.shape.rows = s.rows, s.shape.cols = s.cols;
-    if (storage.size() == ndim + 2) s.shape.c0 = storage.back(), s.shape.r0 = storage[storage.size() - 2];
-    if (storage.size() != ndim + 2 || s.shape.c0 <= 0 || s.shape.r0 <= 0 || s.shape.elements() != o.elements()) {
-      refuse("%s has the shape %s, its FRACTAL_NZ storage %s does not hold it", role, shape_text(o.dims).c_str(),
-             shape_text(storage).c_str());
-    }
-  } else if (o.storage_dims != o.dims) {
-    refuse("%s has the format %d; supported are ND (2) and FRACTAL_NZ (29)", role, static_cast<int>(o.storage_format));
   }
+  for (const int64_t d : s.batch) s.count *= d;
+  s.packed = !row_major(o.storage_format);
+  if (s.packed ? o.storage_format == o.format : o.storage_dims != o.dims) {
+    refuse("%s has the shape %s and the storage %s of format %d, which do not go together", role,
+           shape_text(o.dims).c_str(), shape_text(o.storage_dims).c_str(), static_cast<int>(o.storage_format));
+  }
+  if (!s.packed) return s;
+  unpack(role, o, nullptr);  // refuses now what cannot be unpacked
+  std::vector<int64_t> wanted = s.batch;
+  wanted.insert(wanted.end(), {blocks(s.cols), blocks(s.rows), 16, 16});
+  s.panels = o.storage_format == Format::FractalNZ && o.storage_dims == wanted;
   return s;
 }
 
@@ -111,11 +110,10 @@ Work product(const legacy::Call& call, const char* transpose_x1, const char* tra
   m.batch_dims = static_cast<int>(batch.size());
   std::copy(batch.begin(), batch.end(), m.batch);
   place("x1", a, t1, batch, a.rows * a.cols, &m.a);
-  const bool panels = b.nz && b.shape.r0 == 16 && b.shape.c0 == 16;
-  place("x2", b, t2, batch, panels ? b.shape.panels() * b.shape.padded_rows() * 16 : b.rows * b.cols, &m.b);
-  if (panels) {
+  place("x2", b, t2, batch, b.panels ? blocks(b.cols) * blocks(b.rows) * 256 : b.rows * b.cols, &m.b);
+  if (b.panels) {
     m.b.layout = t2 ? WeightLayout::PanelsTransposed : WeightLayout::Panels;
-    m.b.padded_rows = b.shape.padded_rows();
+    m.b.padded_rows = blocks(b.rows) * 16;
   }
   place("the output", out, false, batch, m.m * m.n, &m.out);
   m.a.data = x1.data, m.b.data = x2.data, m.out.data = y.data;
@@ -129,29 +127,28 @@ Work product(const legacy::Call& call, const char* transpose_x1, const char* tra
     m.addend.data = bias.data, m.addend.col_stride = 1, m.beta = 1;
   }
   if (!y.elements()) return nullptr;
-  // FRACTAL_NZ where the kernel wants rows goes by way of row-major memory.
-  const bool a_rows = a.nz, b_rows = b.nz && !panels, y_rows = out.nz;
-  if (!a_rows && !b_rows && !y_rows) return [m] { matmul(m); };
-  const size_t item = x1.item(), y_item = y.item();
-  return [=] {
+  // Other layouts go by way of row-major memory.
+  const bool b_rows = b.packed && !b.panels;
+  if (!a.packed && !b_rows && !out.packed) return [m] { matmul(m); };
+  return [=, left = x1, right = x2, result = y] {
     Matmul rows = m;
     std::vector<char> of_a, of_b, of_y;
-    if (a_rows) {
-      of_a.resize(static_cast<size_t>(a.count * a.rows * a.cols) * item);
-      nz_to_rows(m.a.data, of_a.data(), a.shape, item);
+    if (a.packed) {
+      of_a.resize(static_cast<size_t>(a.count * a.rows * a.cols) * left.item());
+      unpack("x1", left, of_a.data())();
       rows.a.data = of_a.data();
     }
     if (b_rows) {
-      of_b.resize(static_cast<size_t>(b.count * b.rows * b.cols) * item);
-      nz_to_rows(m.b.data, of_b.data(), b.shape, item);
+      of_b.resize(static_cast<size_t>(b.count * b.rows * b.cols) * right.item());
+      unpack("x2", right, of_b.data())();
       rows.b.data = of_b.data();
     }
-    if (y_rows) {
-      of_y.resize(static_cast<size_t>(out.count * out.rows * out.cols) * y_item);
+    if (out.packed) {
+      of_y.resize(static_cast<size_t>(out.count * out.rows * out.cols) * result.item());
       rows.out.data = of_y.data();
     }
     matmul(rows);
-    if (y_rows) rows_to_nz(of_y.data(), y.data, out.shape, y_item);
+    if (out.packed) pack("the output", result, of_y.data())();
   };
 }
 

@@ -70,6 +70,7 @@ CONTRACT = Contract(
     dtypes=(torch.bfloat16,),
     limits=(
         "query and key are [T, heads · head_size], contiguous; the cache is [positions, head_size], cosines then sines",
+        "the cache is bfloat16 like query and key, or float32",
         "positions are integers of any shape with T elements",
         "the tables are those of the first cache of the process: later ones are ignored, so one process has one cache",
         "is_neox_style rotates halves, otherwise adjacent pairs; the order of elements stays",
