@@ -9,8 +9,12 @@ from itertools import islice
 from typing import Any
 
 import torch
+from torch.testing._internal import common_utils
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+
+# Each sample would look for its test on the stack: five sixths of the time of these tests.
+common_utils.extract_test_fn = lambda: None
 
 # Results depend on a generator: only that they run, and their geometry, is compared.
 RANDOM = ("rand", "dropout", "bernoulli", "multinomial", "normal", "exponential", "uniform", "cauchy", "geometric",
