@@ -24,6 +24,7 @@ def serving(log: Path, *arguments: str, mode: str = "") -> Iterator[tuple[subpro
     port = free_port()
     environment = {**os.environ, "PYTHONPATH": str(FAKE_VLLM), "FAKE_LOG": str(log), "FAKE_MODE": mode}
     environment.pop("HF_HUB_OFFLINE", None)
+    (log.parent / "config.json").write_text("{}")
     process = subprocess.Popen(
         [sys.executable, "-m", "aloft.cli.main", "serve", str(log.parent), "--port", str(port), *arguments],
         env=environment,
@@ -124,6 +125,14 @@ def test_taken_port_is_one_sentence_at_once() -> None:
     assert result.returncode == 1 and result.stdout == ""
     assert result.stderr.startswith(f"aloft: Port {port} on 127.0.0.1 is taken")
     assert "--port" in result.stderr and len(result.stderr.splitlines()) == 1
+
+
+def test_path_that_is_no_model_is_one_sentence(tmp_path: Path) -> None:
+    for model, reason in ((str(tmp_path / "none"), "There is no "), (str(tmp_path), "has no config.json")):
+        result = aloft("serve", model, "--port", str(free_port()))
+        assert result.returncode == 1 and result.stdout == ""
+        assert result.stderr.startswith("aloft: ") and reason in result.stderr and model in result.stderr
+        assert len(result.stderr.splitlines()) == 1
 
 
 def test_host_that_is_not_here() -> None:

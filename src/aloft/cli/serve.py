@@ -35,9 +35,12 @@ def serve(model: str | None, host: str, port: int, arguments: list[str], ask: bo
         Exit status: 0 after an interrupt, else the server's (1 where it died by a signal).
 
     Raises:
-        UserError: the port cannot be had, ALOFT_RUNTIME is wrong, or the demo model cannot be made.
+        UserError: the port cannot be had, there is no such model folder, ALOFT_RUNTIME is wrong, or the demo model
+            cannot be made.
     """
     check_port(host, port)
+    if model is not None:
+        check_model(model)
     try:
         device = device_line()
     except ValueError as error:
@@ -86,6 +89,14 @@ def check_port(host: str, port: int) -> None:
                 f"choose another one: aloft serve --port {port % 65535 + 1} (make serve PORT={port % 65535 + 1})."
             ) from error
         raise UserError(f"Cannot listen on {host}:{port}: {error.strerror or error}.") from error
+
+
+def check_model(model: str) -> None:
+    """Refuse a path that is no model's folder; a name is looked up by vLLM."""
+    if model.startswith(("/", ".", "~")) and not os.path.exists(model):
+        raise UserError(f"There is no {model}; give the folder of a model, or its name on the Hugging Face hub.")
+    if os.path.isdir(model) and not any(os.path.exists(os.path.join(model, n)) for n in ("config.json", "params.json")):
+        raise UserError(f"{model} is not the folder of a model: it has no config.json.")
 
 
 def end(server: subprocess.Popen[bytes]) -> None:
