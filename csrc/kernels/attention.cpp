@@ -12,7 +12,7 @@ namespace aloft {
 
 const AttentionKernels& attention_kernels() {
 #if defined(__x86_64__)
-  if (isa() == Isa::Avx512) return kAttentionAvx512;
+  if (isa() >= Isa::Avx512) return kAttentionAvx512;
   if (isa() == Isa::Avx2) return kAttentionAvx2;
 #endif
   return kAttentionPortable;

@@ -1,7 +1,11 @@
 #include "kernels/cpu.h"
 
 #include <sched.h>
+#include <sys/syscall.h>
 #include <unistd.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
 #include <algorithm>
 #include <cstdlib>
@@ -14,6 +18,29 @@
 namespace aloft {
 namespace {
 
+#if defined(__x86_64__) && defined(ALOFT_WITH_AMX)
+// The tile registers are 8 KiB of state that Linux saves only for processes that asked. The permission is the
+// process's: threads that run already have it too, forked children inherit it. Refused (an old kernel, an alternate
+// signal stack too small for the state): AVX-512 it is.
+bool tiles_permitted() {
+  constexpr int kRequestPermission = 0x1023, kTileData = 18;
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
+bool has_amx() {
+  if (!__builtin_cpu_supports("avx512vnni") || !__builtin_cpu_supports("avx512vbmi") ||
+      !__builtin_cpu_supports("avx512bf16")) {
+    return false;
+  }
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
+  constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24, kInt8 = 1u << 25, kAll = kBf16 | kTile | kInt8;
+  return (d & kAll) == kAll && tiles_permitted();
+}
+#else
+bool has_amx() { return false; }
+#endif
+
 Isa best_isa() {
 #if defined(__x86_64__)
   __builtin_cpu_init();
@@ -21,7 +48,8 @@ Isa best_isa() {
   if (!avx2) return Isa::Portable;
   const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-  return avx512 ? Isa::Avx512 : Isa::Avx2;
+  if (!avx512) return Isa::Avx2;
+  return has_amx() ? Isa::Amx : Isa::Avx512;
 #else
   return Isa::Portable;
 #endif
@@ -31,7 +59,7 @@ Isa choose_isa() {
   const Isa best = best_isa();
   const char* wanted = std::getenv("ALOFT_ISA");
   if (!wanted || !*wanted) return best;
-  for (Isa candidate : {Isa::Portable, Isa::Avx2, Isa::Avx512}) {
+  for (Isa candidate : {Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Amx}) {
     if (std::strcmp(wanted, isa_name(candidate)) != 0) continue;
     if (candidate > best) {
       throw std::invalid_argument(std::string("ALOFT_ISA=") + wanted +
@@ -39,7 +67,7 @@ Isa choose_isa() {
     }
     return candidate;
   }
-  throw std::invalid_argument(std::string("ALOFT_ISA must be portable, avx2 or avx512, got '") + wanted + "'");
+  throw std::invalid_argument(std::string("ALOFT_ISA must be portable, avx2, avx512 or amx, got '") + wanted + "'");
 }
 
 int affinity_processors() {
@@ -105,6 +133,8 @@ const char* isa_name(Isa isa) {
       return "avx2";
     case Isa::Avx512:
       return "avx512";
+    case Isa::Amx:
+      return "amx";
     default:
       return "portable";
   }

@@ -32,6 +32,7 @@ const Kernels& kernels() {
   static const Kernels& chosen = []() -> const Kernels& {
 #if defined(__x86_64__)
     switch (isa()) {
+      case Isa::Amx:
       case Isa::Avx512:
         return avx512_kernels();
       case Isa::Avx2:

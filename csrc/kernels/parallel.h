@@ -38,6 +38,6 @@ extern "C" {
 ALOFT_KERNEL_API int aloftSetNumThreads(int n);
 ALOFT_KERNEL_API int aloftNumThreads(void);
 ALOFT_KERNEL_API const char* aloftKernelsError(void);
-// "portable", "avx2" or "avx512"; null when the environment is wrong.
+// "portable", "avx2", "avx512" or "amx"; null when the environment is wrong.
 ALOFT_KERNEL_API const char* aloftKernelsIsa(void);
 }

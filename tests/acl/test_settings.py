@@ -101,7 +101,7 @@ def test_bad_values_name_the_good_ones(name: str, value: str, valid: str) -> Non
         ("ALOFT_SOC", "910B9", "910B1 910B2"),
         ("ALOFT_DEVICES", "99", "1 to 64"),
         ("ALOFT_THREADS", "x", "1 to 1024"),
-        ("ALOFT_ISA", "sse", "portable, avx2 or avx512"),
+        ("ALOFT_ISA", "sse", "portable, avx2, avx512 or amx"),
         ("ALOFT_CONTRACT", "lax", "strict, warn, off"),
         ("ALOFT_CONTRACT", "strict", ""),
     ],

@@ -135,7 +135,7 @@ def test_default_is_what_the_process_may_use() -> None:
         ("ALOFT_THREADS", "0", "ALOFT_THREADS must be a whole number from 1 to 1024, got '0'"),
         ("ALOFT_THREADS", "two", "got 'two'"),
         ("ALOFT_SPIN_US", "-1", "ALOFT_SPIN_US must be a whole number"),
-        ("ALOFT_ISA", "sse9", "ALOFT_ISA must be portable, avx2 or avx512, got 'sse9'"),
+        ("ALOFT_ISA", "sse9", "ALOFT_ISA must be portable, avx2, avx512 or amx, got 'sse9'"),
     ],
 )
 def test_wrong_environment_is_named(name: str, value: str, text: str) -> None:
