@@ -1,0 +1,62 @@
+"""Exact references of the quantisers: every step one rounded float32 operation, as the kernels and the device do it."""
+
+from __future__ import annotations
+
+import torch
+
+LEVELS = {"int8": 127.0, "int4": 7.0}
+
+
+def saturate(values: torch.Tensor, low: int, high: int, dtype: torch.dtype) -> torch.Tensor:
+    """rint (half to even), saturated."""
+    return values.round().clamp(low, high).to(dtype)
+
+
+def pack_int4(values: torch.Tensor) -> torch.Tensor:
+    """Integers in [-8, 7], last dimension a multiple of 8 -> int32 with an eighth of it; the first in the low bits."""
+    nibbles = (values.to(torch.int64) & 15).reshape(*values.shape[:-1], -1, 8)
+    words = (nibbles << torch.arange(0, 32, 4)).sum(-1)
+    return torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)
+
+
+def unpack_int4(packed: torch.Tensor) -> torch.Tensor:
+    """int32 -> int8 with eight times the last dimension."""
+    nibbles = (packed.to(torch.int64).unsqueeze(-1) >> torch.arange(0, 32, 4)) & 15
+    signed = torch.where(nibbles >= 8, nibbles - 16, nibbles)
+    return signed.reshape(*packed.shape[:-1], -1).to(torch.int8)
+
+
+def store(values: torch.Tensor, int4: bool) -> torch.Tensor:
+    """Rounded and saturated: int8, or packed int4."""
+    if int4:
+        return pack_int4(saturate(values, -8, 7, torch.int8))
+    return saturate(values, -128, 127, torch.int8)
+
+
+def dynamic(v: torch.Tensor, int4: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of float32: (int8 or packed int4, scale), v · (L / max) and max / L."""
+    level = torch.tensor(LEVELS["int4" if int4 else "int8"])
+    largest = v.abs().amax(-1) if v.shape[-1] else v.new_zeros(v.shape[:-1])
+    factor = torch.where(largest > 0, level / largest, torch.zeros_like(largest))
+    return store(v * factor.unsqueeze(-1), int4), largest / level
+
+
+def dynamic_asymmetric(v: torch.Tensor, int4: bool = False) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Rows of float32: (int8 or packed int4, scale, offset)."""
+    level = torch.tensor(LEVELS["int4" if int4 else "int8"])
+    low, high = v.amin(-1), v.amax(-1)
+    scale = ((high - low) / (2 * level + 1)).clamp_min(1e-12)
+    offset = level - high / scale
+    return store(v / scale.unsqueeze(-1) + offset.unsqueeze(-1), int4), scale, offset
+
+
+def smoothed(x: torch.Tensor, smooth: torch.Tensor | None, group_index: torch.Tensor | None) -> torch.Tensor:
+    """x · smooth of its row's group, in float32."""
+    v = x.float()
+    if smooth is None:
+        return v
+    if group_index is None:
+        return v * smooth.float()
+    rows = torch.arange(v[..., 0].numel())
+    group = torch.searchsorted(group_index.to(torch.int64), rows, right=True)
+    return v * smooth.float()[group].reshape(v.shape)
