@@ -163,6 +163,10 @@ aclError end_capture(Stream* stream, void** handle) {
     discard(model);
     return code;
   }
+  auto& graph = *model->graph;
+  for (size_t i = 0; i < graph.nodes.size(); ++i) {
+    if (graph.nodes[i]->random()) graph.random.push_back(i);
+  }
   model->complete = true;
   *handle = model;
   return kOk;

@@ -5,6 +5,7 @@
 //
 // Included by libopapi, libhccl and libaloft_torch; implemented by libascendcl.
 #pragma once
+#include <cstdint>
 #include <type_traits>
 #include <utility>
 
@@ -14,6 +15,8 @@ namespace aloft {
 
 // A unit of work that may outlive the call that made it. It owns all it needs; run() may be
 // called any number of times (a captured graph replays it) on any thread, one at a time.
+class RandomNode;
+
 class Node {
  public:
   explicit Node(const char* name) : name_(name) {}
@@ -21,10 +24,32 @@ class Node {
   virtual aclError run() = 0;
   // False while the stream must not go past this node yet (a wait for an event or a value). May be asked by any thread.
   virtual bool ready() { return true; }
-  const char* name() const { return name_; }  // a string literal: never freed
+  virtual RandomNode* random() { return nullptr; }  // this, if it draws random numbers
+  const char* name() const { return name_; }        // a string literal: never freed
 
  private:
   const char* name_;
+};
+
+// Where a generator stood for one launch: the numbers follow from it alone.
+struct Draw {
+  uint64_t seed = 0, offset = 0;
+};
+
+// A node that draws random numbers. Its draw is taken when it is launched, or when the graph that holds it is: the
+// order of the host's program decides which launch gets which numbers, not the order in which streams come to run.
+// (In a task group of a graph, whose nodes may change after the launch, it is taken when the node runs.)
+class RandomNode : public Node {
+ public:
+  using Node::Node;
+  virtual aclError draw(Draw* draw) = 0;  // advances the generator
+  virtual aclError run_with(const Draw& draw) = 0;
+  RandomNode* random() override { return this; }
+  aclError run() override {
+    Draw now;
+    const aclError code = draw(&now);
+    return code == kOk ? run_with(now) : code;
+  }
 };
 
 template <class F>

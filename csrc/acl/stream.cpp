@@ -48,7 +48,8 @@ Advance advance(Stream* stream, Step& step, aclError* error, std::string* text) 
       stream->blocked_on.store(node);
       return false;
     }
-    const aclError result = node->run();
+    RandomNode* random = node->random();
+    const aclError result = random ? random->run_with(step.draws[step.drawn++]) : node->run();
     if (result != kOk) {
       *error = result;
       *text = last_error_text();
@@ -373,7 +374,24 @@ void leave(Stream* stream) {
   if (streams().blocked.load() > 0) resume_blocked();
 }
 
+namespace {
+
+// Takes the draws of what is launched, in the order of the host's program.
+aclError take_draws(Step* step) {
+  auto take = [&](Node* node) { return node->random()->draw(&step->draws.emplace_back()); };
+  if (step->node) return step->node->random() ? take(step->node.get()) : kOk;
+  step->draws.reserve(step->graph->random.size());
+  for (const size_t at : step->graph->random) {
+    const aclError code = take(step->graph->nodes[at].get());
+    if (code != kOk) return code;
+  }
+  return kOk;
+}
+
+}  // namespace
+
 aclError submit(Stream* stream, Step step) {
+  if (const aclError code = take_draws(&step); code != kOk) return code;
   if (inline_mode()) {
     if (enter(stream)) {
       aclError error = take_error_locked(stream);

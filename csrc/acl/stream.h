@@ -12,6 +12,7 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "acl/state.h"
 
@@ -33,6 +34,7 @@ struct Stream;
 // A captured graph as the streams run it.
 struct Graph {
   std::vector<std::unique_ptr<Node>> nodes;
+  std::vector<size_t> random;  // which of them draw random numbers
   uint32_t id = 0;
   // The stream that replays it: nodes run one at a time, so a second replay waits for the first.
   std::atomic<Stream*> runner{nullptr};
@@ -43,6 +45,8 @@ struct Step {
   std::unique_ptr<Node> node;
   std::shared_ptr<Graph> graph;
   size_t next = 0;
+  std::vector<Draw> draws;  // of its random nodes, in their order
+  size_t drawn = 0;         // how many of them are used
 };
 
 struct Stream {

@@ -22,23 +22,33 @@ struct Output {
   at::Tensor to;  // CPU view of the captured memory
 };
 
-class RouteNode final : public Node {
+class RouteNode final : public RandomNode {
  public:
   RouteNode(const Operator& op, torch::jit::Stack arguments, std::vector<Output> outputs, at::Generator generator)
-      : Node(op.name),
+      : RandomNode(op.name),
         op_(op),
         arguments_(std::move(arguments)),
         outputs_(std::move(outputs)),
         generator_(std::move(generator)) {}
 
-  aclError run() override {
+  RandomNode* random() override { return generator_.defined() ? this : nullptr; }
+  aclError draw(Draw* draw) override {
+    if (!generator_.defined()) return kOk;
+    try {
+      *draw = take_draw(generator_);
+      return kOk;
+    } catch (const std::exception& error) {
+      return aloftFail(kOpFailure, (std::string(name()) + ": " + error.what()).c_str());
+    }
+  }
+  aclError run_with(const Draw& draw) override {
     try {
       torch::jit::Stack stack = arguments_;
-      std::optional<DrawFrom> draw;
+      std::optional<DrawFrom> from;
       if (generator_.defined()) {
-        const at::Generator host = host_generator(generator_);
+        const at::Generator host = host_generator(draw);
         set_generator(op_, host, &stack);
-        draw.emplace(host);
+        from.emplace(host);
       }
       call_host(op_, &stack);
       c10::impl::ExcludeDispatchKeyGuard below(c10::autograd_dispatch_keyset_with_ADInplaceOrView);

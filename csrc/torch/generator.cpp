@@ -35,20 +35,21 @@ at::Generator npu_generator(const c10::IValue& given, c10::Device device) {
   return at::globalContext().defaultGenerator(device);
 }
 
-at::Generator host_generator(const at::Generator& npu) {
+Draw take_draw(const at::Generator& npu) {
+  auto* impl = npu.unsafeGetGeneratorImpl();
+  std::lock_guard<std::mutex> lock(impl->mutex_);
+  const Draw draw{npu.current_seed(), npu.get_offset()};
+  impl->set_offset(draw.offset + kOffsetStep);
+  return draw;
+}
+
+at::Generator host_generator(const Draw& draw) {
   thread_local at::Generator host = at::detail::createCPUGenerator();
-  uint64_t seed, offset;
-  {
-    std::lock_guard<std::mutex> lock(npu.unsafeGetGeneratorImpl()->mutex_);
-    seed = npu.current_seed();
-    offset = npu.get_offset();
-    npu.unsafeGetGeneratorImpl()->set_offset(offset + kOffsetStep);
-  }
   // The whole state of the engine is drawn from (seed, offset): its own seeding keeps 32 bits only.
-  uint64_t state = seed;
-  state = splitmix(&state) ^ (offset * 0xd1342543de82ef95ull);
+  uint64_t state = draw.seed;
+  state = splitmix(&state) ^ (draw.offset * 0xd1342543de82ef95ull);
   at::mt19937_data_pod data;
-  data.seed_ = seed;
+  data.seed_ = draw.seed;
   data.seeded_ = true;
   data.left_ = 1;
   data.next_ = 0;

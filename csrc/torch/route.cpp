@@ -290,7 +290,7 @@ void route(const Operator& op, torch::jit::Stack* stack) {
     return record(op, call, stream, stack);
   std::optional<DrawFrom> draw;
   if (op.random) {
-    const at::Generator host = host_generator(npu_generator(call.generator(), c10::Device(kNpu, device)));
+    const at::Generator host = host_generator(take_draw(npu_generator(call.generator(), c10::Device(kNpu, device))));
     set_generator(op, host, stack);
     draw.emplace(host);
   }
