@@ -67,7 +67,7 @@ ALOFT_INLINE f32x8 load_some(const T* p, int64_t n) {
 
 template <class T, QuantOut kOut>
 void static_row(const T* x, int64_t cols, const float* scale, const float* offset, int64_t step, bool divide, void* y) {
-  auto one = [&](int64_t i, int64_t n) [[gnu::always_inline]] {
+  auto one = [&](int64_t i, int64_t n) __attribute__((always_inline)) {
     const f32x8 v = load_some(x + i, n);
     const f32x8 s = step ? load_some(scale + i, n) : splat(*scale);
     const f32x8 zero = !offset ? splat(0) : step ? load_some(offset + i, n) : splat(*offset);
@@ -123,7 +123,7 @@ float scale_and_put(const T* x, int64_t cols, float m, void* y) {
   // m so small that the factor overflows: divide instead, as the factor's exact value would do.
   const bool tiny = factor > 3.4028234e38f;
   const f32x8 f = splat(tiny ? m / limit : factor);
-  auto one = [&](int64_t i, int64_t n) [[gnu::always_inline]] {
+  auto one = [&](int64_t i, int64_t n) __attribute__((always_inline)) {
     const f32x8 v = load_some(x + i, n);
     put<kOut>(y, i, tiny ? v / f : v * f, n);
   };

@@ -60,3 +60,39 @@ def smoothed(x: torch.Tensor, smooth: torch.Tensor | None, group_index: torch.Te
     rows = torch.arange(v[..., 0].numel())
     group = torch.searchsorted(group_index.to(torch.int64), rows, right=True)
     return v * smooth.float()[group].reshape(v.shape)
+
+
+def int4_weight(weight: torch.Tensor, how: str) -> torch.Tensor:
+    """Device int32 [.., k, n] in [-8, 7] -> packed int4: "n" along n, "k" the transposed view, "nz" FRACTAL_NZ."""
+    pack = torch.ops.npu.npu_convert_weight_to_int4pack
+    if how == "k":
+        return pack(weight.mT.contiguous()).mT
+    if how == "n":
+        return pack(weight.contiguous())
+    return pack(to_nz(weight))
+
+
+def to_nz(weight: torch.Tensor) -> torch.Tensor:
+    """A FRACTAL_NZ copy; a column-major weight is cast as it is stored and transposed afterwards."""
+    config = torch.npu.config  # type: ignore[attr-defined]
+    config.allow_internal_format = True
+    try:
+        transposed = weight.stride(-2) == 1 and weight.stride(-1) != 1
+        stored = weight.mT.clone() if transposed else weight.clone()
+        packed = torch.ops.npu.npu_format_cast(stored, 29)
+        return packed.mT if transposed else packed
+    finally:
+        config.allow_internal_format = False  # torch_npu's default; it offers no way to read it
+
+
+def nineteen_bits(scale: torch.Tensor) -> torch.Tensor:
+    """float32 with the low 13 bits of the mantissa cleared, as the packed dequantisation parameter holds it."""
+    return (scale.view(torch.int32) & -8192).view(torch.float32)
+
+
+def unpack_parameter(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """int64 dequantisation parameter -> (scale float32, offset float32)."""
+    low = packed & 0xFFFFFFFF
+    scale = torch.where(low >= 1 << 31, low - (1 << 32), low).to(torch.int32).view(torch.float32)
+    nine = (packed >> 37) & 0x1FF
+    return nineteen_bits(scale), torch.where(nine >= 256, nine - 512, nine).float()

@@ -1,0 +1,88 @@
+// From integer sums to results, compiled once for each instruction set (without contraction: see quant_matmul.h).
+#pragma once
+#include "kernels/quant_isa.h"
+#include "kernels/quantize_impl.h"
+
+namespace aloft::quant_detail {
+namespace {
+
+ALOFT_INLINE i32x8 load_ints(const int32_t* p, int64_t n) {
+  i32x8 v{};
+  std::memcpy(&v, p, static_cast<size_t>(n) * 4);
+  return v;
+}
+ALOFT_INLINE f32x8 to_floats(i32x8 v) {
+#if defined(__AVX2__)
+  return (f32x8)_mm256_cvtepi32_ps((__m256i)v);
+#else
+  return __builtin_convertvector(v, f32x8);
+#endif
+}
+
+// Calls one(j, n) for eight columns at a time; n is a constant 8 except for the last ones.
+template <class F>
+ALOFT_INLINE void each_eight(int64_t n, F&& one) {
+  int64_t j = 0;
+  for (; j + kLanes <= n; j += kLanes) one(j, int64_t{kLanes});
+  if (j < n) one(j, n - j);
+}
+
+void combine_row(const int32_t* acc, const float* scale, int64_t step, const float* zero, float a_sum, float* sums,
+                 bool first, int64_t n) {
+  each_eight(n, [&](int64_t j, int64_t c) __attribute__((always_inline)) {
+    f32x8 f = to_floats(load_ints(acc + j, c));
+    if (zero) f = f - load_some(zero + j, c) * splat(a_sum);
+    f = f * (step ? load_some(scale + j, c) : splat(*scale));
+    if (!first) f = load_some(sums + j, c) + f;
+    c == kLanes ? store(sums + j, f) : store_tail(sums + j, f, c);
+  });
+}
+
+template <class T>
+ALOFT_INLINE void store_some(T* p, f32x8 v, int64_t n) {
+  n == kLanes ? store(p, v) : store_tail(p, v, n);
+}
+
+void store_row(const QuantMatmul& q, int64_t row, int64_t n0, int64_t n, const int32_t* acc, const float* sums) {
+  const int64_t at = row * q.out_stride + n0;
+  const int32_t* integers = q.integer_bias ? q.integer_bias + n0 : nullptr;
+  if (q.out_dtype == DType::I32) {
+    int32_t* out = static_cast<int32_t*>(q.out) + at;
+    for (int64_t j = 0; j < n; ++j) {
+      out[j] = static_cast<int32_t>(static_cast<uint32_t>(acc[j]) + static_cast<uint32_t>(integers ? integers[j] : 0));
+    }
+    return;
+  }
+  const float* scale = !q.scale ? nullptr : q.scale + (q.scale_step ? n0 : 0);
+  const float* bias = q.bias ? q.bias + n0 : nullptr;
+  const int32_t* offset = q.out_offset ? q.out_offset + (q.out_offset_step ? n0 : 0) : nullptr;
+  each_eight(n, [&](int64_t j, int64_t c) __attribute__((always_inline)) {
+    f32x8 f;
+    if (sums) {
+      f = load_some(sums + j, c);
+    } else {
+      i32x8 a = load_ints(acc + j, c);
+      if (integers) a = (i32x8)((u32x8)a + (u32x8)load_ints(integers + j, c));
+      f = to_floats(a);
+      if (scale) f = f * (q.scale_step ? load_some(scale + j, c) : splat(*scale));
+    }
+    if (q.row_scale) f = f * splat(q.row_scale[row]);
+    if (bias) f = f + load_some(bias + j, c);
+    switch (q.out_dtype) {
+      case DType::BF16:
+        return store_some(static_cast<bf16*>(q.out) + at + j, f, c);
+      case DType::F16:
+        return store_some(static_cast<f16*>(q.out) + at + j, f, c);
+      case DType::I8: {
+        f = vrint(f);
+        if (offset) f = f + to_floats(q.out_offset_step ? load_ints(offset + j, c) : i32x8{} + *offset);
+        return put<QuantOut::I8>(static_cast<int8_t*>(q.out) + at, j, f, c);
+      }
+      default:
+        return store_some(static_cast<float*>(q.out) + at + j, f, c);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace aloft::quant_detail

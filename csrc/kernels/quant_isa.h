@@ -1,0 +1,62 @@
+// What one instruction set provides to the loop nest of quant_matmul.cpp.
+//
+// Weights are consumed packed: panels of 16 columns, [k / 4][16][4] bytes, so that one 64-byte line holds four
+// values of k of 16 columns. Activations are int8 rows, zero beyond k.
+#pragma once
+#include <cstdint>
+
+#include "kernels/quant_matmul.h"
+
+namespace aloft::quant_detail {
+
+constexpr int kColumns = 16;  // of a panel
+
+struct QuantTiles {
+  // Added to every weight while packing, so that it becomes unsigned; the sums are made good by `start`.
+  int flip;
+  // Packed runs of k are padded to a multiple of this (with zeros where flip is 0; activations are zero there too,
+  // or lie beyond the run: then the padding must be zero).
+  int k_align;
+  // Columns [n0, n0 + 16 * panels) of k0 <= k < k0 + length, n0 a multiple of 64 for int4 in panels or n contiguous,
+  // else of 32. Columns beyond n are arbitrary.
+  void (*pack)(const QuantWeight& w, int64_t n, int64_t n0, int panels, int64_t k0, int64_t length, uint8_t* to,
+               int64_t panel_stride);
+  // acc[r][p * 16 + j] = (fresh ? start[r] : acc) + sum over k < length of a[r][k] * b[k][p * 16 + j].
+  void (*multiply)(const int8_t* a, int64_t a_stride, int64_t rows, const uint8_t* b, int64_t panel_stride, int panels,
+                   int64_t length, const int32_t* start, int32_t* acc, int64_t acc_stride, bool fresh);
+};
+
+const QuantTiles& portable_tiles();
+const QuantTiles& avx2_tiles(int bits);
+const QuantTiles& vnni_tiles();  // AVX-512 with VNNI and VBMI
+const QuantTiles& amx_tiles();
+
+// What follows the integer sums, eight columns at a time.
+struct Finish {
+  // sums[j] (+)= (float(acc[j]) - zero[j] * a_sum) * scale[j * step]
+  void (*combine)(const int32_t* acc, const float* scale, int64_t step, const float* zero, float a_sum, float* sums,
+                  bool first, int64_t n);
+  // Columns [n0, n0 + n) of row `row`, from acc or (with groups) from sums.
+  void (*store)(const QuantMatmul& call, int64_t row, int64_t n0, int64_t n, const int32_t* acc, const float* sums);
+};
+extern const Finish kFinishAvx2;
+
+inline uint8_t weight_byte(const QuantWeight& w, int64_t line, int64_t position) {
+  switch (w.layout) {
+    case QuantLayout::Rows:
+    case QuantLayout::Cols:
+      return w.data[line * w.stride + position];
+    default:
+      return w.data[(position / w.line * w.stride + line) * w.line + position % w.line];
+  }
+}
+// One weight, whatever the layout.
+inline int weight_at(const QuantWeight& w, int64_t k, int64_t n) {
+  const bool along_k = w.layout == QuantLayout::Rows || w.layout == QuantLayout::PanelsRows;
+  const int64_t line = along_k ? n : k, index = along_k ? k : n;
+  if (w.bits == 8) return static_cast<int8_t>(weight_byte(w, line, index));
+  const int nibble = weight_byte(w, line, index / 2) >> (index % 2 * 4) & 15;
+  return nibble >= 8 ? nibble - 16 : nibble;
+}
+
+}  // namespace aloft::quant_detail

@@ -1,0 +1,202 @@
+// The loop nest around the tiles. For one product:
+//   activations with zeros behind k (unless they can be read in place), sums of their groups             (parallel)
+//   block of rows x block of columns                                                                     (parallel)
+//     run of up to kRun values of k
+//       pack the weights of the block
+//       for each group in it: all rows times the packed weights; at a group's end: sums += acc * scale
+//     scale, bias, rounding, store
+// k is never split between threads.
+#include "kernels/quant_matmul.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+#include "kernels/cpu.h"
+#include "kernels/parallel.h"
+#include "kernels/quant_finish_impl.h"
+#include "kernels/quant_isa.h"
+
+namespace aloft {
+namespace quant_detail {
+namespace {
+
+constexpr int64_t kRun = 1024;          // values of k packed at a time
+constexpr int64_t kMaxRows = 512;       // rows that share one packing of the weights
+constexpr int64_t kTaskWork = 1 << 17;  // multiply-adds below which a task is not worth handing out
+
+const QuantTiles& tiles(int bits) {
+#if defined(__x86_64__)
+#if defined(ALOFT_WITH_AMX)
+  if (isa() >= Isa::Amx) return amx_tiles();
+#endif
+  static const bool vnni = __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi");
+  if (isa() >= Isa::Avx512 && vnni) return vnni_tiles();
+  if (isa() >= Isa::Avx2) return avx2_tiles(bits);
+#endif
+  isa();
+  return portable_tiles();
+}
+
+const Finish& finish() {
+  static const Finish portable = {combine_row, store_row};
+#if defined(__x86_64__)
+  static const Finish& best = isa() >= Isa::Avx2 ? kFinishAvx2 : portable;
+#else
+  static const Finish& best = portable;
+#endif
+  return best;
+}
+
+// Grows on demand, kept by its thread.
+template <class T>
+class Scratch {
+ public:
+  ~Scratch() { std::free(data_); }
+  T* get(int64_t count) {
+    if (count > size_) {
+      std::free(data_);
+      size_ = 0;
+      data_ = static_cast<T*>(std::aligned_alloc(64, (static_cast<size_t>(count) * sizeof(T) + 63) / 64 * 64));
+      if (!data_) throw std::bad_alloc();
+      size_ = count;
+    }
+    return data_;
+  }
+
+ private:
+  T* data_ = nullptr;
+  int64_t size_ = 0;
+};
+
+int64_t rounded_up(int64_t v, int64_t step) { return (v + step - 1) / step * step; }
+
+struct Left {
+  const int8_t* rows;
+  int64_t stride;
+  int32_t* sums;   // [groups][m]: sums of the group's values
+  int32_t* start;  // [groups][m]: -flip * sums
+};
+
+// Reads beyond k stay in the row: zeros, or the next group's values against zeros of the weights.
+Left prepare(const QuantMatmul& c, const QuantTiles& t, int64_t group, int64_t groups) {
+  thread_local Scratch<int8_t> copies;
+  thread_local Scratch<int32_t> sums;
+  Left left;
+  const bool in_place = c.k % 64 == 0 && (groups == 1 || group % t.k_align == 0);
+  left.stride = in_place ? c.a_stride : rounded_up(c.k, 64) + 64;
+  int8_t* copy = in_place ? nullptr : copies.get(c.m * left.stride);
+  left.rows = in_place ? c.a : copy;
+  const bool want_sums = t.flip || c.zero;
+  left.sums = sums.get(2 * groups * c.m);
+  left.start = left.sums + groups * c.m;
+  if (in_place && !want_sums) {
+    std::memset(left.sums, 0, sizeof(int32_t) * static_cast<size_t>(2 * groups * c.m));
+    return left;
+  }
+  parallel_for(c.m, std::max<int64_t>(1, 65536 / std::max<int64_t>(1, c.k)), [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      const int8_t* from = c.a + r * c.a_stride;
+      if (copy) {
+        int8_t* to = copy + r * left.stride;
+        std::memcpy(to, from, static_cast<size_t>(c.k));
+        std::memset(to + c.k, 0, static_cast<size_t>(left.stride - c.k));
+      }
+      for (int64_t g = 0; g < groups; ++g) {
+        int32_t sum = 0;
+        if (want_sums) {
+          const int64_t last = std::min(c.k, (g + 1) * group);
+          for (int64_t k = g * group; k < last; ++k) sum += from[k];
+        }
+        left.sums[g * c.m + r] = sum;
+        left.start[g * c.m + r] = -t.flip * sum;
+      }
+    }
+  });
+  return left;
+}
+
+struct Block {
+  int64_t row0, rows, n0, columns;
+  int panels;
+};
+
+void run_block(const QuantMatmul& c, const QuantTiles& t, const Left& left, int64_t group, bool grouped,
+               const Block& b) {
+  thread_local Scratch<uint8_t> packed;
+  thread_local Scratch<int32_t> accumulators;
+  thread_local Scratch<float> float_sums;
+  const int64_t width = b.panels * kColumns;
+  const int64_t run = grouped ? std::max<int64_t>(1, kRun / group) * group : kRun;
+  const int64_t unit = grouped ? group : run;  // k values multiplied at a time
+  const int64_t unit_bytes = rounded_up(unit, t.k_align) * kColumns;
+  const int64_t panel_stride = unit_bytes * ((run + unit - 1) / unit);
+  uint8_t* weights = packed.get(panel_stride * b.panels);
+  int32_t* acc = accumulators.get(b.rows * width);
+  float* sums = grouped ? float_sums.get(b.rows * width) : nullptr;
+  for (int64_t k0 = 0; k0 < c.k; k0 += run) {
+    const int64_t end = std::min(c.k, k0 + run);
+    int64_t at = 0;
+    for (int64_t k = k0; k < end; k += unit, at += unit_bytes) {
+      const int64_t length = std::min(unit, end - k), g = k / group;
+      t.pack(c.b, c.n, b.n0, b.panels, k, length, weights + at, panel_stride);
+      t.multiply(left.rows + b.row0 * left.stride + k, left.stride, b.rows, weights + at, panel_stride, b.panels,
+                 length, left.start + g * c.m + b.row0, acc, width, grouped || k == 0);
+      if (!grouped) continue;
+      const float* scale = c.scale + (c.scale_step ? g * c.n + b.n0 : g);
+      const float* zero = c.zero ? c.zero + g * c.n + b.n0 : nullptr;
+      for (int64_t r = 0; r < b.rows; ++r) {
+        finish().combine(acc + r * width, scale, c.scale_step, zero,
+                         static_cast<float>(left.sums[g * c.m + b.row0 + r]), sums + r * width, g == 0, b.columns);
+      }
+    }
+  }
+  if (c.k == 0) std::memset(acc, 0, sizeof(int32_t) * static_cast<size_t>(b.rows * width));
+  for (int64_t r = 0; r < b.rows; ++r) {
+    finish().store(c, b.row0 + r, b.n0, b.columns, acc + r * width, grouped ? sums + r * width : nullptr);
+  }
+}
+
+}  // namespace
+}  // namespace quant_detail
+
+void quant_matmul(const QuantMatmul& c) {
+  using namespace quant_detail;
+  if (c.m == 0 || c.n == 0) return;
+  const QuantTiles& t = tiles(c.b.bits);
+  // A zero point or a second group goes the way of the groups.
+  const bool grouped = c.group > 0 && (c.zero || c.group < c.k);
+  const int64_t group = grouped ? c.group : std::max<int64_t>(1, c.k);
+  const int64_t groups = std::max<int64_t>(1, (c.k + group - 1) / group);
+  const Left left = prepare(c, t, group, groups);
+  const bool wide = c.b.bits == 4 && (c.b.layout == QuantLayout::Cols || c.b.layout == QuantLayout::Panels);
+  const int64_t columns = wide ? 64 : 32;
+  const int64_t column_blocks = (c.n + columns - 1) / columns;
+  int64_t row_blocks = (c.m + kMaxRows - 1) / kMaxRows;
+  const int64_t wanted = 4 * num_threads();
+  if (column_blocks * row_blocks < wanted && c.m >= 64) {
+    row_blocks = std::min(c.m / 32, (wanted + column_blocks - 1) / column_blocks);
+  }
+  const int64_t height = rounded_up((c.m + row_blocks - 1) / row_blocks, c.m >= 16 ? 16 : 1);
+  row_blocks = (c.m + height - 1) / height;
+  const int64_t grain = std::max<int64_t>(1, kTaskWork / std::max<int64_t>(1, std::min(height, c.m) * columns * c.k));
+  parallel_for(row_blocks * column_blocks, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      Block b;
+      b.row0 = i / column_blocks * height, b.rows = std::min(height, c.m - b.row0);
+      b.n0 = i % column_blocks * columns, b.columns = std::min(columns, c.n - b.n0);
+      b.panels = static_cast<int>((b.columns + kColumns - 1) / kColumns);
+      run_block(c, t, left, group, grouped, b);
+    }
+  });
+}
+
+void unpack_int4(const uint8_t* packed, int64_t count, int8_t* to) {
+  for (int64_t i = 0; i < count; ++i) {
+    const int nibble = packed[i / 2] >> (i % 2 * 4) & 15;
+    to[i] = static_cast<int8_t>(nibble >= 8 ? nibble - 16 : nibble);
+  }
+}
+
+}  // namespace aloft
