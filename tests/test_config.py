@@ -17,7 +17,7 @@ def test_defaults():
 
 def test_public_surface_is_frozen():
     """A new key is a decision: extend this list together with its documentation."""
-    assert {"weight_nz_mode", "num_threads", "kv_cache_tokens"} == config.KNOWN
+    assert {"weight_nz_mode", "num_threads", "kv_cache_tokens", "graph_attention"} == config.KNOWN
 
 
 def test_known_keys_are_parsed_into_a_frozen_object():

@@ -29,15 +29,22 @@ class AloftConfig:
         engines that live on it.
     kv_cache_tokens: upper limit of the KV cache in tokens; 0 (default) takes what the requests can use
         (``max_num_seqs`` x ``max_model_len``) within the memory budget.
+    graph_attention: how a captured decode step learns its sequence lengths: ``device`` (the operator reads them),
+        ``host`` (each layer's call is updated before a replay), ``auto`` (default): ``device`` where the runtime can.
     """
 
     weight_nz_mode: int = 2
     num_threads: int = 0
     kv_cache_tokens: int = 0
+    graph_attention: str = "auto"
 
     def __post_init__(self) -> None:
         if self.weight_nz_mode not in (0, 1, 2):
             raise ValueError(f"additional_config weight_nz_mode must be 0, 1 or 2, not {self.weight_nz_mode!r}")
+        if self.graph_attention not in ("auto", "device", "host"):
+            raise ValueError(
+                f"additional_config graph_attention must be auto, device or host, not {self.graph_attention!r}"
+            )
         for name in ("num_threads", "kv_cache_tokens"):
             if getattr(self, name) < 0:
                 raise ValueError(f"additional_config {name} must be 0 or more, not {getattr(self, name)!r}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 _LATER = "not implemented yet"
 _REMOVED = "vllm-ascend removed it"
 _MOE = "mixture-of-experts communication is not implemented yet"
-_GRAPH = "graph capture is not implemented yet; every step runs eagerly"
+_GRAPH = "not implemented yet; decode steps are captured as a whole (cudagraph_mode, cudagraph_capture_sizes)"
 _SCHED = "only vLLM's own scheduler is used"
 
 # key (sections dotted) -> why it has no effect. A section listed without its members covers all of them.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from torch.distributed import PrefixStore, ProcessGroup
-    from vllm.config import VllmConfig
+    from vllm.config import CompilationConfig, VllmConfig
     from vllm.config.kernel import IrOpPriorityConfig
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -115,7 +115,7 @@ class AloftPlatform(Platform):
 
     @classmethod
     def support_static_graph_mode(cls) -> bool:
-        return False
+        return True
 
     @classmethod
     def opaque_attention_op(cls) -> bool:
@@ -201,17 +201,19 @@ class AloftPlatform(Platform):
 
     @classmethod
     def apply_config_platform_defaults(cls, vllm_config: VllmConfig) -> None:
-        from vllm.config import CompilationMode
+        from vllm.config import CompilationMode, CUDAGraphMode
 
         compilation = vllm_config.compilation_config
         if compilation.mode is None:
             compilation.mode = CompilationMode.NONE
+        if compilation.cudagraph_mode is None:
+            compilation.cudagraph_mode = CUDAGraphMode.FULL_DECODE_ONLY
         if all(base not in compilation.custom_ops for base in ("all", "none")):
             compilation.custom_ops.append("all")
 
     @classmethod
     def check_and_update_config(cls, vllm_config: VllmConfig) -> None:
-        from vllm.config import CompilationMode, CUDAGraphMode
+        from vllm.config import CompilationMode
 
         from aloft import config, limits, offline
         from aloft.runner import parent
@@ -232,10 +234,25 @@ class AloftPlatform(Platform):
         if compilation.mode not in (None, CompilationMode.NONE):
             logger.warning_once("Compilation is not supported on npu; the model runs eagerly.")
         compilation.mode = CompilationMode.NONE
-        compilation.cudagraph_mode = CUDAGraphMode.NONE
-        compilation.cudagraph_capture_sizes = []
-        compilation.max_cudagraph_capture_size = 0
+        cls._check_graph_mode(compilation)
         cls._check_block_size(vllm_config)
+
+    @classmethod
+    def _check_graph_mode(cls, compilation: CompilationConfig) -> None:
+        """Whole decode steps are captured, or nothing: other wishes are mapped to that, with a word."""
+        from vllm.config import CUDAGraphMode
+
+        mode = compilation.cudagraph_mode
+        if mode in (None, CUDAGraphMode.NONE, CUDAGraphMode.FULL_DECODE_ONLY):
+            return
+        if mode == CUDAGraphMode.PIECEWISE:
+            logger.warning_once("cudagraph_mode PIECEWISE is not supported on npu; every step runs eagerly.")
+            compilation.cudagraph_mode = CUDAGraphMode.NONE
+            compilation.cudagraph_capture_sizes = []
+            compilation.max_cudagraph_capture_size = 0
+            return
+        logger.warning_once("cudagraph_mode %s becomes FULL_DECODE_ONLY on npu: other steps run eagerly.", mode.name)
+        compilation.cudagraph_mode = CUDAGraphMode.FULL_DECODE_ONLY
 
     @classmethod
     def _check_block_size(cls, vllm_config: VllmConfig) -> None:

@@ -79,10 +79,31 @@ def test_ids_the_host_does_not_know_come_from_the_device(requests, moved, chunke
     assert not late.waited
 
 
-def test_two_steps_use_different_staging_buffers(requests):
+def test_two_steps_are_staged_in_different_host_buffers(requests):
     counts = {"a": 1}
     requests.update(step(counts, [new("a", [5], [1])]))
-    first = build(requests, counts)
-    second = build(requests, counts)
-    assert first.input_ids.data_ptr() != second.input_ids.data_ptr()
-    assert build(requests, counts).input_ids.data_ptr() == first.input_ids.data_ptr()
+    first, second, third = (build(requests, counts) for _ in range(3))
+    at = [inputs.common[0].query_start_loc_cpu.data_ptr() for inputs in (first, second, third)]
+    assert at[0] != at[1] and at[0] == at[2]
+    assert first.input_ids.data_ptr() == second.input_ids.data_ptr()  # in stream order
+
+
+@pytest.mark.parametrize("size", [3, 8])
+def test_a_captured_step_finds_its_inputs_at_fixed_places(requests, size):
+    requests.batch.block_table[0].block_table.np[:] = 0
+    prompts = {"a": range(5), "b": range(40, 73), "c": range(9)}
+    blocks = {"a": [3], "b": [4, 5, 6], "c": [7]}
+    news = [new(r, prompts[r], blocks[r], computed=len(prompts[r]) - 1) for r in "abc"]
+    requests.update(step(dict.fromkeys("abc", 1), news))
+    build(requests, dict.fromkeys("abc", 1))  # leaves something else in the buffers
+    builder = requests.builder
+    inputs = builder.build_decode(size, requests.sampled, True)
+    at = builder.decode_inputs(size)
+    padding = size - 3
+    assert at.positions.tolist() == [4, 32, 8] + [0] * padding
+    assert at.input_ids.tolist() == [4, 72, 8] + [0] * padding
+    assert at.lengths.tolist() == inputs.lengths.tolist() == [5, 33, 9] + [0] * padding
+    assert at.slots[0].tolist() == [3 * BLOCK + 4, 6 * BLOCK, 7 * BLOCK + 8, *range(padding)]
+    assert at.block_tables[0][:3, :3].tolist() == [[3, 0, 0], [4, 5, 6], [7, 0, 0]]
+    assert at.words.data_ptr() == builder.decode_inputs(size).words.data_ptr()
+    assert inputs.finishing.tolist() == [True] * 3 and inputs.num_tokens == 3

@@ -8,6 +8,7 @@ once, when the layer is built.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from vllm.v1.attention.backend import AttentionImpl, AttentionType
 from aloft.attention.cache import KVCache
 from aloft.attention.metadata import AloftAttentionMetadata
 from aloft.errors import UnsupportedFeature
+from aloft.ops import paged_attention
 
 # torch_npu operator contracts, fused attention, packed (TND) layout: head sizes; sparse modes and mask
 _FUSED_HEAD_SIZES = (64, 128)
@@ -58,6 +60,7 @@ class AloftAttentionImpl(AttentionImpl[AloftAttentionMetadata]):
             raise UnsupportedFeature("aloft does not support ALiBi attention yet.")
         if attn_type != AttentionType.DECODER:
             raise UnsupportedFeature(f"aloft supports decoder attention only, not {attn_type}.")
+        paged_attention.ensure()
         self.num_heads = num_heads
         self.head_size = head_size
         self.scale = float(scale)
@@ -88,21 +91,56 @@ class AloftAttentionImpl(AttentionImpl[AloftAttentionMetadata]):
             return output.zero_()
         if self.kv_sharing_target_layer_name is None and key is not None:
             _write(key, value, kv_cache, attn_metadata.slot_mapping)
-        fused = self._fused_serves.get(query.dtype)
-        if fused is None:
-            fused = self.sinks is None and fused_serves(
-                query.dtype, self.head_size, self.num_heads, self.num_kv_heads, self.soft_cap
+        if attn_metadata.captured is not None:
+            attn_metadata.captured.attend(self, query, kv_cache, attn_metadata, output)
+        elif self.fused_serves(query.dtype):
+            self._fused(query, kv_cache, attn_metadata, output, attn_metadata.kv_lens)
+        else:
+            self._paged(query, kv_cache, attn_metadata, output, attn_metadata.kv_lens)
+        return output
+
+    def fused_serves(self, dtype: torch.dtype) -> bool:
+        """Whether the fused operator takes this layer's attention in ``dtype``."""
+        known = self._fused_serves.get(dtype)
+        if known is None:
+            known = self.sinks is None and fused_serves(
+                dtype, self.head_size, self.num_heads, self.num_kv_heads, self.soft_cap
             )
-            self._fused_serves[query.dtype] = fused
-        if fused:
-            return self._fused(query, kv_cache, attn_metadata, output)
+            self._fused_serves[dtype] = known
+        return known
+
+    def call_with_lengths(
+        self, query: torch.Tensor, kv_cache: KVCache, metadata: AloftAttentionMetadata, output: torch.Tensor
+    ) -> Callable[[Sequence[int]], None]:
+        """The one operator call that attends, as a function of the lengths, with working memory for the largest."""
+        if not self.fused_serves(query.dtype):
+            return functools.partial(self._paged, query, kv_cache, metadata, output)
+        arguments = self._fused_arguments(query, kv_cache, metadata)
+        workspace = torch.ops.npu._npu_fused_infer_attention_score_get_max_workspace(
+            query,
+            kv_cache.key_rows,
+            kv_cache.value_rows,
+            actual_seq_lengths=metadata.cu_query_lens,
+            actual_seq_lengths_kv=metadata.kv_lens,
+            **arguments,
+        )
+        return functools.partial(self._fused, query, kv_cache, metadata, output, workspace=workspace)
+
+    def _paged(
+        self,
+        query: torch.Tensor,
+        kv_cache: KVCache,
+        metadata: AloftAttentionMetadata,
+        output: torch.Tensor,
+        kv_lens: Sequence[int],
+    ) -> None:
         torch.ops.aloft.paged_attention.out(
             query,
             kv_cache.key,
             kv_cache.value,
-            attn_metadata.block_table,
-            attn_metadata.cu_query_lens,
-            attn_metadata.kv_lens,
+            metadata.block_table,
+            metadata.cu_query_lens,
+            kv_lens,
             self.num_kv_heads,
             self.scale,
             self.window_left,
@@ -110,31 +148,43 @@ class AloftAttentionImpl(AttentionImpl[AloftAttentionMetadata]):
             sinks=self.sinks,
             out=output,
         )
-        return output
 
     def _fused(
-        self, query: torch.Tensor, kv_cache: KVCache, metadata: AloftAttentionMetadata, output: torch.Tensor
-    ) -> torch.Tensor:
-        window = self.window_left
+        self,
+        query: torch.Tensor,
+        kv_cache: KVCache,
+        metadata: AloftAttentionMetadata,
+        output: torch.Tensor,
+        kv_lens: Sequence[int],
+        workspace: torch.Tensor | None = None,
+    ) -> None:
         torch.ops.npu.npu_fused_infer_attention_score.out(
             query,
             kv_cache.key_rows,
             kv_cache.value_rows,
-            atten_mask=causal_mask(query.device),
             actual_seq_lengths=metadata.cu_query_lens,
-            actual_seq_lengths_kv=metadata.kv_lens,
-            block_table=metadata.block_table,
-            num_heads=self.num_heads,
-            num_key_value_heads=self.num_kv_heads,
-            scale=self.scale,
-            input_layout="TND",
-            block_size=metadata.block_size,
-            sparse_mode=_CAUSAL if window < 0 else _BAND,
-            pre_tokens=_EVERYTHING if window < 0 else window,
-            next_tokens=0,
+            actual_seq_lengths_kv=kv_lens,
+            workspace=workspace,
             out=(output, _no_lse(query.device)),
+            **self._fused_arguments(query, kv_cache, metadata),
         )
-        return output
+
+    def _fused_arguments(
+        self, query: torch.Tensor, kv_cache: KVCache, metadata: AloftAttentionMetadata
+    ) -> dict[str, Any]:
+        window = self.window_left
+        return {
+            "atten_mask": causal_mask(query.device),
+            "block_table": metadata.block_table,
+            "num_heads": self.num_heads,
+            "num_key_value_heads": self.num_kv_heads,
+            "scale": self.scale,
+            "input_layout": "TND",
+            "block_size": metadata.block_size,
+            "sparse_mode": _CAUSAL if window < 0 else _BAND,
+            "pre_tokens": _EVERYTHING if window < 0 else window,
+            "next_tokens": 0,
+        }
 
 
 @functools.lru_cache(maxsize=8)

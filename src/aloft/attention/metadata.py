@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.v1.attention.backend import AttentionMetadata, AttentionMetadataBuilder, CommonAttentionMetadata
 from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheSpec
+
+if TYPE_CHECKING:
+    from aloft.attention.captured import CapturedAttention
 
 
 @dataclass(slots=True)
@@ -16,7 +19,8 @@ class AloftAttentionMetadata(AttentionMetadata):
 
     num_tokens: T, tokens of the step. cu_query_lens: running total of query tokens, one entry per sequence, no
     leading 0, last entry T. kv_lens: tokens in the cache per sequence, this step's included. block_table: int32
-    ``[B, max_blocks]``. slot_mapping: ``[T]``, block * block_size + offset of each token.
+    ``[B, max_blocks]``. slot_mapping: ``[T]``, block * block_size + offset of each token. Of a decode step being
+    captured also kv_lens_device: kv_lens as int32 ``[B]``, and captured: what attends.
     """
 
     num_tokens: int
@@ -25,6 +29,8 @@ class AloftAttentionMetadata(AttentionMetadata):
     block_table: torch.Tensor
     slot_mapping: torch.Tensor
     block_size: int
+    kv_lens_device: torch.Tensor | None = None
+    captured: CapturedAttention | None = None
 
 
 class AloftMetadataBuilder(AttentionMetadataBuilder[AloftAttentionMetadata]):
@@ -47,4 +53,24 @@ class AloftMetadataBuilder(AttentionMetadataBuilder[AloftAttentionMetadata]):
             block_table=common.block_table_tensor,
             slot_mapping=common.slot_mapping,
             block_size=self.block_size,
+        )
+
+    def build_captured(
+        self,
+        captured: CapturedAttention,
+        kv_lens: torch.Tensor,
+        block_table: torch.Tensor,
+        slot_mapping: torch.Tensor,
+    ) -> AloftAttentionMetadata:
+        """A decode step being captured, one token a sequence; replays bring the values. Tensors are ``[B, ...]``."""
+        count = kv_lens.shape[0]
+        return AloftAttentionMetadata(
+            num_tokens=count,
+            cu_query_lens=list(range(1, count + 1)),
+            kv_lens=[1] * count,
+            block_table=block_table,
+            slot_mapping=slot_mapping,
+            block_size=self.block_size,
+            kv_lens_device=kv_lens,
+            captured=captured,
         )

@@ -253,3 +253,32 @@ def paged(
         lses.append(lse)
         begin = end
     return torch.cat(outs), torch.cat(lses) if return_lse else query.new_zeros(0)
+
+
+def decode(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    kv_lens: torch.Tensor,
+    num_kv_heads: int,
+    scale: float,
+    window_left: int = -1,
+    soft_cap: float = 0.0,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """aloft::decode_attention: one query token a sequence, lengths in a tensor."""
+    totals = list(range(1, query.size(0) + 1))
+    return paged(
+        query,
+        key_cache,
+        value_cache,
+        block_table,
+        totals,
+        kv_lens.tolist(),
+        num_kv_heads,
+        scale,
+        window_left,
+        soft_cap,
+        sinks=sinks,
+    )[0]

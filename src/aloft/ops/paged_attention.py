@@ -106,6 +106,16 @@ def _out(*args: object, out: torch.Tensor, **kwargs: object) -> tuple[torch.Tens
     return out.copy_(result), lse
 
 
+def native() -> bool:
+    """Whether the runtime has aloft::paged_attention as one operator."""
+    return _library is None and hasattr(torch.ops.aloft, "paged_attention")
+
+
+def decode_native() -> bool:
+    """Whether the runtime has aloft::decode_attention, which reads its lengths from the device when it runs."""
+    return hasattr(torch.ops.aloft, "decode_attention")
+
+
 def ensure() -> None:
     """Makes torch.ops.aloft.paged_attention exist. Idempotent; call it before the first use."""
     global _library

@@ -1,12 +1,14 @@
 """Inputs of a step: built on the host with numpy, sent to the device in one copy.
 
-Everything of integer type a step needs lies in one staging buffer: positions, then token ids, slots of every KV
-cache group, query offsets, sequence lengths and the rows whose logits are wanted. Two buffers alternate, so that
-the next step can be prepared while a copy is under way.
+Everything of integer type a step needs lies in one buffer: positions, then token ids, slots of every KV cache group,
+query offsets, sequence lengths and the rows whose logits are wanted. On the host two buffers alternate, so that the
+next step can be prepared while a copy is under way; on the device there is one, because the stream keeps the order.
+Captured decode steps read it at fixed places (``DecodeInputs``).
 """
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,17 +31,62 @@ class StepInputs:
     logits_rows: torch.Tensor | None  # int32 [B], last token of every row; None when T == B
     finishing: np.ndarray  # bool [B]: the row's known tokens end with this step, so it samples
     offsets: np.ndarray  # int32 [B + 1], start of every row
-    common: list[CommonAttentionMetadata]  # one per KV cache group
+    common: list[CommonAttentionMetadata]  # one per KV cache group; empty for a captured step
+    lengths: np.ndarray | None = None  # int32, of a captured step: tokens in the cache, padding included
+
+
+@dataclass(slots=True)
+class DecodeInputs:
+    """What a captured decode step of ``size`` rows reads, at addresses that never change."""
+
+    size: int
+    words: torch.Tensor  # int32, all of the below in one piece
+    positions: torch.Tensor  # int64 [size]
+    input_ids: torch.Tensor  # int32 [size]
+    lengths: torch.Tensor  # int32 [size], tokens in the cache, this step's included; 0 for padding
+    slots: list[torch.Tensor]  # int32 [size] of every KV cache group
+    block_tables: list[torch.Tensor]  # int32 [size, max_blocks] of every KV cache group
+
+
+@dataclass(slots=True)
+class _DecodeStage:
+    """The same places in a host buffer."""
+
+    words: torch.Tensor
+    positions: np.ndarray
+    input_ids: np.ndarray
+    lengths: np.ndarray
+    slots: list[np.ndarray]
 
 
 class _Stage:
-    """A pinned host buffer, its device twin, and the event that says the copy has left it."""
+    """A pinned host buffer, and the event that says the copy has left it."""
 
-    def __init__(self, num_words: int, device: torch.device) -> None:
+    def __init__(self, num_words: int) -> None:
         self.host = torch.empty(num_words, dtype=torch.int32, pin_memory=True)
         self.numpy = self.host.numpy()
-        self.device = torch.empty(num_words, dtype=torch.int32, device=device)
-        self.sent: torch.Event | None = None
+        self.sent = npu.Event()
+        self.used = False
+        self.decode = functools.cache(self._decode)
+
+    def _decode(self, size: int, groups: int) -> _DecodeStage:
+        words = self.numpy
+        return _DecodeStage(
+            words=self.host[: (4 + groups) * size],
+            positions=words[: 2 * size].view(np.int64),
+            input_ids=words[2 * size : 3 * size],
+            lengths=words[3 * size : 4 * size],
+            slots=[words[(4 + group) * size : (5 + group) * size] for group in range(groups)],
+        )
+
+    def wait(self) -> None:
+        """Until the last copy has left the buffer."""
+        if self.used:
+            self.sent.synchronize()
+
+    def record(self) -> None:
+        self.used = True
+        self.sent.record()
 
 
 class InputBuilder:
@@ -50,9 +97,12 @@ class InputBuilder:
         self.device = device
         self.tables = batch.block_table.block_tables
         max_reqs = batch.max_num_reqs
-        words = (3 + len(self.tables)) * max_num_tokens + 3 * (max_reqs + 1)
-        self.stages = (_Stage(words, device), _Stage(words, device))
+        words = (3 + len(self.tables)) * max(max_num_tokens, max_reqs) + 3 * (max_reqs + 1)
+        self.words = torch.empty(words, dtype=torch.int32, device=device)
+        self.stages = (_Stage(words), _Stage(words))
         self.turn = 0
+        self.tables_on_their_way: _Stage | None = None
+        self.decode_inputs = functools.cache(self._decode_inputs)
         self.arange = np.arange(max(max_num_tokens, max_reqs) + 1, dtype=np.int32)
 
     def build(self, scheduled: np.ndarray, sampled: SampledTokens, blocks_changed: bool) -> StepInputs:
@@ -71,7 +121,7 @@ class InputBuilder:
             positions = self.arange[:total] - offsets[rows] + computed[rows]
 
         stage = self._next_stage()
-        cut = _Cutter(stage)
+        cut = _Cutter(stage, self.words)
         positions_device = cut.take64(positions)
         ids_host, input_ids = cut.take(batch.token_ids_cpu[rows, positions])
         slots = [cut.take(self._slots(table, rows, positions))[1] for table in self.tables]
@@ -80,9 +130,7 @@ class InputBuilder:
         logits_rows = None if total == count else cut.take(offsets[1:] - 1)[1]
         del ids_host
         cut.send()
-        if blocks_changed:
-            for table in self.tables:
-                table.commit_block_table(count)
+        self._sent(stage, blocks_changed)
         self._take_from_device(input_ids, sampled, offsets, lengths)
 
         max_query, max_length = int(scheduled.max()), int(lengths.max())
@@ -113,6 +161,72 @@ class InputBuilder:
             common=common,
         )
 
+    def build_decode(self, size: int, sampled: SampledTokens, blocks_changed: bool) -> StepInputs:
+        """The inputs of a step that computes one token of every row, padded to a captured step of ``size`` rows.
+
+        Padding attends to nothing and writes into block 0, which vLLM gives to nobody.
+        """
+        batch = self.batch
+        count = batch.num_reqs
+        inputs = self.decode_inputs(size)
+        stage = self._next_stage()
+        host = stage.decode(size, len(self.tables))
+        rows, computed = self.arange[:count], batch.num_computed_tokens_cpu[:count]
+        host.positions[:count] = computed
+        host.input_ids[:count] = batch.token_ids_cpu[rows, computed]
+        lengths = host.lengths[:count]
+        np.add(computed, 1, out=lengths)
+        for table, slots in zip(self.tables, host.slots, strict=True):
+            slots[:count] = self._slots(table, rows, computed)
+        if count < size:
+            padding = size - count
+            host.positions[count:] = 0
+            host.input_ids[count:] = 0
+            host.lengths[count:] = 0
+            for slots in host.slots:
+                slots[count:] = self.arange[:padding]
+        inputs.words.copy_(host.words, non_blocking=True)
+        self._sent(stage, blocks_changed)
+        offsets = self.arange[: count + 1]
+        self._take_from_device(inputs.input_ids[:count], sampled, offsets, lengths)
+        return StepInputs(
+            num_reqs=count,
+            num_tokens=count,
+            positions=inputs.positions,
+            input_ids=inputs.input_ids,
+            logits_rows=None,
+            finishing=lengths >= batch.num_tokens_no_spec[:count],
+            offsets=offsets,
+            common=[],
+            lengths=host.lengths,
+        )
+
+    def _decode_inputs(self, size: int) -> DecodeInputs:
+        words = self.words
+        groups = len(self.tables)
+        return DecodeInputs(
+            size=size,
+            words=words[: (4 + groups) * size],
+            positions=words[: 2 * size].view(torch.int64),
+            input_ids=words[2 * size : 3 * size],
+            lengths=words[3 * size : 4 * size],
+            slots=[words[(4 + group) * size : (5 + group) * size] for group in range(groups)],
+            block_tables=[table.block_table.gpu[:size] for table in self.tables],
+        )
+
+    def wait_for_tables(self) -> None:
+        """Until the block tables may be written on the host: a copy of them may still be on its way."""
+        if self.tables_on_their_way is not None:
+            self.tables_on_their_way.wait()
+            self.tables_on_their_way = None
+
+    def _sent(self, stage: _Stage, blocks_changed: bool) -> None:
+        if blocks_changed:
+            for table in self.tables:
+                table.commit_block_table(self.batch.num_reqs)
+            self.tables_on_their_way = stage
+        stage.record()
+
     def _slots(self, table: object, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
         size: int = table.block_size  # type: ignore[attr-defined]
         blocks = table.block_table.np[rows, positions // size]  # type: ignore[attr-defined]
@@ -121,8 +235,7 @@ class InputBuilder:
     def _next_stage(self) -> _Stage:
         self.turn ^= 1
         stage = self.stages[self.turn]
-        if stage.sent is not None:
-            stage.sent.synchronize()
+        stage.wait()
         return stage
 
     def _take_from_device(
@@ -147,28 +260,25 @@ class InputBuilder:
 
 
 class _Cutter:
-    """Cuts one step's arrays out of a stage, in order, and sends the used part."""
+    """Cuts one step's arrays out of a stage, in order, and sends the used part to the device's buffer."""
 
-    def __init__(self, stage: _Stage) -> None:
+    def __init__(self, stage: _Stage, device: torch.Tensor) -> None:
         self.stage = stage
+        self.device = device
         self.used = 0
 
     def take(self, values: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         start, end = self.used, self.used + len(values)
         self.stage.numpy[start:end] = values
         self.used = end
-        return self.stage.host[start:end], self.stage.device[start:end]
+        return self.stage.host[start:end], self.device[start:end]
 
     def take64(self, values: np.ndarray) -> torch.Tensor:
         assert self.used % 2 == 0, "64-bit values come first"
         start, end = self.used, self.used + 2 * len(values)
         self.stage.numpy[start:end].view(np.int64)[:] = values
         self.used = end
-        return self.stage.device[start:end].view(torch.int64)
+        return self.device[start:end].view(torch.int64)
 
     def send(self) -> None:
-        stage = self.stage
-        stage.device[: self.used].copy_(stage.host[: self.used], non_blocking=True)
-        if stage.sent is None:
-            stage.sent = npu.Event()
-        stage.sent.record()
+        self.device[: self.used].copy_(self.stage.host[: self.used], non_blocking=True)

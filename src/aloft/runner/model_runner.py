@@ -22,9 +22,13 @@ from vllm.v1.outputs import (
 from vllm.v1.sample.logits_processor import build_logitsprocs
 from vllm.v1.worker.gpu_input_batch import InputBatch
 
+from aloft.attention import captured
 from aloft.attention.cache import KVCache
+from aloft.attention.captured import CapturedAttention
+from aloft.config import AloftConfig
 from aloft.runner import grammar, kv, sampling, seeds
-from aloft.runner.inputs import InputBuilder, StepInputs
+from aloft.runner.graphs import DecodeGraph, DecodeGraphs
+from aloft.runner.inputs import DecodeInputs, InputBuilder, StepInputs
 from aloft.runner.logprobs import PromptLogprobs
 from aloft.runner.output import StepOutput
 from aloft.runner.requests import Requests
@@ -38,13 +42,15 @@ class _Executed:
     inputs: StepInputs
     hidden_states: torch.Tensor
     logits: torch.Tensor | None  # None: no row of the step samples
+    tokens: torch.Tensor | None = None  # int32 [B, 1], where the step itself took the arg-max
 
 
 class ModelRunner:
     """Owns the model, the KV cache and the persistent batch of one device."""
 
-    def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
+    def __init__(self, vllm_config: VllmConfig, config: AloftConfig, device: torch.device) -> None:
         self.vllm_config = vllm_config
+        self.config = config
         self.model_config = vllm_config.model_config
         self.device = device
         self.asynchronous = bool(vllm_config.scheduler_config.async_scheduling)
@@ -55,6 +61,7 @@ class ModelRunner:
         self.kv_caches: dict[str, KVCache] = {}
         self.groups: list[tuple[Any, list[str]]] = []  # metadata builder and layer names of every KV cache group
         self.executed: _Executed | None = None
+        self.graphs: DecodeGraphs | None = None
 
     # ---- start-up -----------------------------------------------------------------------------------------------
 
@@ -111,6 +118,16 @@ class ModelRunner:
         prompt_logprobs = PromptLogprobs(model.get_vocab_size(), model.logprobs_mode, self._logits)
         self.requests = Requests(self.batch, self.device, prompt_logprobs, has_custom)
         self.inputs = InputBuilder(self.batch, self.max_num_tokens, self.device)
+        sizes = self.vllm_config.compilation_config.cudagraph_capture_sizes
+        if sizes and specs:
+            self.graphs = DecodeGraphs(
+                sizes,
+                self.max_num_reqs,
+                min(spec.block_size for spec in specs),
+                captured.chosen(self.config.graph_attention),
+                self.inputs.decode_inputs,
+                self._run_captured,
+            )
 
     # ---- one step -----------------------------------------------------------------------------------------------
 
@@ -121,9 +138,16 @@ class ModelRunner:
         kv.zero_blocks(self.kv_caches.values(), step.new_block_ids_to_zero or (), self.device)
         kv.copy_blocks(self.kv_caches.values(), step.kv_cache_block_copies or (), self.device)
         requests, batch = self.requests, self.batch
+        self.inputs.wait_for_tables()
         requests.update(step)
         if not step.total_num_scheduled_tokens:
             return EMPTY_MODEL_RUNNER_OUTPUT
+        if self.graphs is not None and step.total_num_scheduled_tokens == batch.num_reqs:
+            greedy = not requests.fancy and sampling.is_plainly_greedy(batch.sampling_metadata)
+            graph = self.graphs.find(batch.num_reqs, greedy)
+            if graph is not None:
+                self.executed = self._replay(step, graph)
+                return None
         counts = step.num_scheduled_tokens
         scheduled = np.fromiter(map(counts.__getitem__, batch.req_ids), dtype=np.int32, count=batch.num_reqs)
         inputs = self.inputs.build(scheduled, requests.sampled, requests.blocks_changed)
@@ -141,6 +165,29 @@ class ModelRunner:
             logits = self._logits(wanted)
         self.executed = _Executed(step, inputs, hidden, logits)
         return None
+
+    def _replay(self, step: SchedulerOutput, graph: DecodeGraph) -> _Executed:
+        """A step in which every row computes one token."""
+        requests, count = self.requests, self.batch.num_reqs
+        inputs = self.inputs.build_decode(graph.size, requests.sampled, requests.blocks_changed)
+        requests.blocks_changed = False
+        graph.replay(inputs)
+        if not inputs.finishing.any():
+            return _Executed(step, inputs, graph.hidden_states, None)
+        tokens = None if graph.tokens is None else graph.tokens[:count]
+        return _Executed(step, inputs, graph.hidden_states, graph.logits[:count], tokens)
+
+    def _run_captured(self, inputs: DecodeInputs, attention: CapturedAttention) -> tuple[torch.Tensor, torch.Tensor]:
+        """The model over a decode step that is being captured: hidden states and logits of every row."""
+        metadata: dict[str, Any] = {}
+        slots: dict[str, torch.Tensor] = {}
+        for (builder, names), table, slot in zip(self.groups, inputs.block_tables, inputs.slots, strict=True):
+            built = builder.build_captured(attention, inputs.lengths, table, slot)
+            metadata.update(dict.fromkeys(names, built))
+            slots.update(dict.fromkeys(names, slot))
+        with set_forward_context(metadata, self.vllm_config, num_tokens=inputs.size, slot_mapping=slots):
+            hidden = self._forward(inputs.input_ids, inputs.positions)
+        return hidden, self._logits(hidden)
 
     def _forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         return self.model(input_ids=input_ids, positions=positions, intermediate_tensors=None, inputs_embeds=None)
@@ -161,7 +208,10 @@ class ModelRunner:
         if executed.logits is None:
             result = StepOutput(output, None, None, None, unfinished)
             return result if self.asynchronous else result.get_output()
-        sampled = self._sample(executed.logits, grammar_output)
+        if executed.tokens is not None and grammar_output is None:
+            sampled = SamplerOutput(executed.tokens, None)
+        else:
+            sampled = self._sample(executed.logits, grammar_output)
         tokens = torch.empty(sampled.sampled_token_ids.shape, dtype=torch.int32, pin_memory=True)
         tokens.copy_(sampled.sampled_token_ids, non_blocking=True)
         logprobs = sampled.logprobs_tensors.to_cpu_nonblocking() if sampled.logprobs_tensors is not None else None
@@ -208,6 +258,9 @@ class ModelRunner:
         """Lets go of model and cache so that an engine in the user's own process returns its memory."""
         for layer in kv.attention_layers(self.vllm_config).values():
             layer.kv_cache = torch.empty(0)
+        if self.graphs is not None:
+            self.graphs.clear()
+            self.graphs = None
         self.kv_caches = {}
         self.groups = []
         self.model = None

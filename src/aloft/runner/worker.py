@@ -73,7 +73,7 @@ class AloftWorker(WorkerBase):
         self._init_groups()
         set_random_seed(self.model_config.seed)
         gc.collect()
-        self.model_runner = ModelRunner(self.vllm_config, self.device)
+        self.model_runner = ModelRunner(self.vllm_config, self.config, self.device)
 
     def _init_groups(self) -> None:
         """vLLM's process groups. A single process never needs a collective, hence no collective library."""

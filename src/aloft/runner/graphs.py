@@ -1,0 +1,125 @@
+"""Captured decode steps: a step in which every row computes one token is replayed from a graph.
+
+A graph is captured when a batch size is first met, for the next size of the ladder (vLLM's
+``cudagraph_capture_sizes``): engines never pay, in time or memory, for sizes they do not use. It holds the whole
+model, the logits and, for batches that only need the arg-max, the tokens. Graphs share one memory pool: only one runs
+at a time, and what a replay leaves behind (logits, tokens) is valid until the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch_npu import npu
+from torch_npu._C import _weak_ref_tensor
+from vllm.logger import init_logger
+
+from aloft.runner import sampling
+
+if TYPE_CHECKING:
+    from aloft.attention.captured import CapturedAttention
+    from aloft.runner.inputs import DecodeInputs, StepInputs
+
+logger = init_logger("vllm.aloft.graphs")
+
+
+def ladder(sizes: Sequence[int], max_num_reqs: int) -> list[int]:
+    """For every number of rows 0..max_num_reqs the size of the graph that serves it; 0 where none does."""
+    useful = sorted({min(size, max_num_reqs) for size in sizes if size > 0})
+    table = [0] * (max_num_reqs + 1)
+    below = 0
+    for size in useful:
+        table[below + 1 : size + 1] = [size] * (size - below)
+        below = size
+    return table
+
+
+@dataclass(slots=True)
+class DecodeGraph:
+    """One captured step of ``size`` rows."""
+
+    size: int
+    graph: npu.NPUGraph
+    attention: CapturedAttention
+    hidden_states: torch.Tensor = field(init=False)  # [size, hidden]
+    logits: torch.Tensor = field(init=False)  # [size, V]
+    tokens: torch.Tensor | None = field(init=False)  # int32 [size, 1]; None unless captured for arg-max sampling
+
+    def replay(self, inputs: StepInputs) -> None:
+        """Runs the step on the current stream; the inputs are on their way to the device."""
+        assert inputs.lengths is not None
+        self.attention.prepare(inputs.lengths)
+        self.graph.replay()
+
+
+class DecodeGraphs:
+    """The graphs of one engine."""
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        max_num_reqs: int,
+        max_padding: int,
+        attention: Callable[[], CapturedAttention],
+        inputs: Callable[[int], DecodeInputs],
+        run: Callable[[DecodeInputs, CapturedAttention], tuple[torch.Tensor, torch.Tensor]],
+    ) -> None:
+        """sizes: numbers of rows to capture. max_padding: rows that may be added to reach one (they need slots of
+        their own in the dummy block). attention: what makes the lengths of a replay known. inputs: where a captured
+        step reads them. run: the model, giving hidden states and logits."""
+        self.size_for = [
+            size if size - rows <= max_padding else 0 for rows, size in enumerate(ladder(sizes, max_num_reqs))
+        ]
+        self.attention = attention
+        self.inputs = inputs
+        self.run = run
+        self.graphs: dict[tuple[int, bool], DecodeGraph] = {}
+        self.pool = npu.graph_pool_handle()
+        self.stream = npu.Stream()
+        self.refused = False
+
+    def find(self, num_rows: int, greedy: bool) -> DecodeGraph | None:
+        """The graph for a decode step, captured now if need be; None: the step runs eagerly."""
+        size = self.size_for[num_rows]
+        if not size or self.refused:
+            return None
+        graph = self.graphs.get((size, greedy))
+        if graph is not None:
+            return graph
+        try:
+            graph = self._capture(size, greedy)
+        except Exception as error:  # whatever an operator says against being captured
+            self.refused = True
+            logger.warning(
+                "Decode steps run without graph replay, which is slower: capturing one of %d rows failed (%s: %s). "
+                "--enforce-eager says so from the start.",
+                size,
+                type(error).__name__,
+                str(error).strip().splitlines()[0] if str(error).strip() else "no reason given",
+            )
+            return None
+        self.graphs[size, greedy] = graph
+        return graph
+
+    def _capture(self, size: int, greedy: bool) -> DecodeGraph:
+        captured = DecodeGraph(size, npu.NPUGraph(), self.attention())
+        with npu.stream(self.stream):
+            captured.graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
+            try:
+                hidden, logits = self.run(self.inputs(size), captured.attention)
+                tokens = sampling.greedy(logits).sampled_token_ids if greedy else None
+            finally:
+                captured.graph.capture_end()
+        captured.tokens = tokens
+        # not kept: what one graph computes is used before another runs, so they may share the memory
+        captured.hidden_states, captured.logits = _weak_ref_tensor(hidden), _weak_ref_tensor(logits)
+        return captured
+
+    def clear(self) -> None:
+        """Frees the graphs and their memory."""
+        for graph in self.graphs.values():
+            graph.graph.reset()
+        self.graphs.clear()
