@@ -9,14 +9,13 @@
 #include "kernels/quant_matmul.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
-#include <new>
 
 #include "kernels/cpu.h"
 #include "kernels/parallel.h"
 #include "kernels/quant_finish_impl.h"
 #include "kernels/quant_isa.h"
+#include "kernels/quant_scratch.h"
 
 namespace aloft {
 namespace quant_detail {
@@ -48,29 +47,6 @@ const Finish& finish() {
 #endif
   return best;
 }
-
-// Grows on demand, kept by its thread.
-template <class T>
-class Scratch {
- public:
-  ~Scratch() { std::free(data_); }
-  T* get(int64_t count) {
-    if (count > size_) {
-      std::free(data_);
-      size_ = 0;
-      data_ = static_cast<T*>(std::aligned_alloc(64, (static_cast<size_t>(count) * sizeof(T) + 63) / 64 * 64));
-      if (!data_) throw std::bad_alloc();
-      size_ = count;
-    }
-    return data_;
-  }
-
- private:
-  T* data_ = nullptr;
-  int64_t size_ = 0;
-};
-
-int64_t rounded_up(int64_t v, int64_t step) { return (v + step - 1) / step * step; }
 
 struct Left {
   const int8_t* rows;

@@ -38,7 +38,7 @@ def _call(weight: torch.Tensor, inner_k_tiles: int = 0) -> torch.Tensor:
     code = acl.aclrtMemcpy(to, elements * 4, source, elements * 4, 2)
     if code:
         raise RuntimeError(f"aclrtMemcpy failed with {code}")
-    return raw.npu()
+    return raw.to(weight.device)
 
 
 def _reference(weight: torch.Tensor, inner_k_tiles: int = 0, nz: bool = False) -> torch.Tensor:

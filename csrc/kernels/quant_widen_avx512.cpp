@@ -1,0 +1,113 @@
+#include <immintrin.h>
+
+#include "kernels/quant_widen_impl.h"
+
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+
+namespace aloft::quant_detail {
+namespace {
+
+template <int kByte>
+inline __m512 byte_of(__m512i line) {
+  return _mm512_cvtepi32_ps(_mm512_srai_epi32(kByte == 3 ? line : _mm512_slli_epi32(line, 24 - 8 * kByte), 24));
+}
+
+template <int Rows, int Panels, int kByte>
+inline __attribute__((always_inline)) void step(const float* a, int64_t a_stride, const __m512i* line,
+                                                __m512 (*sum)[Panels]) {
+  __m512 w[Panels];
+#pragma GCC unroll 8
+  for (int p = 0; p < Panels; ++p) w[p] = byte_of<kByte>(line[p]);
+#pragma GCC unroll 16
+  for (int r = 0; r < Rows; ++r) {
+    const __m512 x = _mm512_set1_ps(a[r * a_stride + kByte]);
+#pragma GCC unroll 8
+    for (int p = 0; p < Panels; ++p) sum[r][p] = _mm512_fmadd_ps(x, w[p], sum[r][p]);
+  }
+}
+
+template <int Rows, int Panels>
+void micro(const float* a, int64_t a_stride, const uint8_t* b, int64_t panel_stride, int64_t length, float* acc,
+           int64_t acc_stride, bool fresh) {
+  __m512 sum[Rows][Panels];
+#pragma GCC unroll 16
+  for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 8
+    for (int p = 0; p < Panels; ++p) {
+      sum[r][p] = fresh ? _mm512_setzero_ps() : _mm512_loadu_ps(acc + r * acc_stride + p * kColumns);
+    }
+  }
+  for (int64_t k = 0; k < length; k += 4, a += 4, b += 64) {
+    __m512i line[Panels];
+#pragma GCC unroll 8
+    for (int p = 0; p < Panels; ++p) line[p] = _mm512_loadu_si512(b + p * panel_stride);
+    step<Rows, Panels, 0>(a, a_stride, line, sum);
+    step<Rows, Panels, 1>(a, a_stride, line, sum);
+    step<Rows, Panels, 2>(a, a_stride, line, sum);
+    step<Rows, Panels, 3>(a, a_stride, line, sum);
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 8
+    for (int p = 0; p < Panels; ++p) _mm512_storeu_ps(acc + r * acc_stride + p * kColumns, sum[r][p]);
+  }
+}
+
+using Micro = void (*)(const float*, int64_t, const uint8_t*, int64_t, int64_t, float*, int64_t, bool);
+
+template <int Panels>
+Micro pick(int64_t rows) {
+  switch (rows) {
+    case 1:
+      return micro<1, Panels>;
+    case 2:
+      return micro<2, Panels>;
+    case 3:
+      return micro<3, Panels>;
+    case 4:
+      return micro<4, Panels>;
+    case 5:
+      return micro<5, Panels>;
+    default:
+      break;
+  }
+  if constexpr (Panels <= 2) {
+    switch (rows) {
+      case 6:
+        return micro<6, Panels>;
+      case 7:
+        return micro<7, Panels>;
+      case 8:
+        return micro<8, Panels>;
+      case 9:
+        return micro<9, Panels>;
+      case 10:
+        return micro<10, Panels>;
+      default:
+        return micro<11, Panels>;
+    }
+  }
+  return nullptr;
+}
+
+void multiply(const float* a, int64_t a_stride, int64_t rows, const uint8_t* b, int64_t panel_stride, int panels,
+              int64_t length, float* acc, int64_t acc_stride, bool fresh) {
+  const int64_t tallest = 11, tiles = (rows + tallest - 1) / tallest, shortest = rows / tiles, taller = rows % tiles;
+  for (int p = 0; p < panels;) {
+    const int width = panels - p >= 4 && shortest + (taller > 0) <= 5 ? 4 : panels - p >= 2 ? 2 : 1;
+    for (int64_t t = 0, r = 0; t < tiles; ++t) {
+      const int64_t height = shortest + (t < taller);
+      const Micro micro_of = width == 4 ? pick<4>(height) : width == 2 ? pick<2>(height) : pick<1>(height);
+      micro_of(a + r * a_stride, a_stride, b + p * panel_stride, panel_stride, length,
+               acc + r * acc_stride + p * kColumns, acc_stride, fresh);
+      r += height;
+    }
+    p += width;
+  }
+}
+
+}  // namespace
+
+WidenTiles widen_tiles_avx512() { return {multiply}; }
+
+}  // namespace aloft::quant_detail
