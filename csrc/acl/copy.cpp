@@ -55,6 +55,15 @@ ALOFT_API void aloftFillZero(void* address, size_t size) {
   Range range;
   while (end - at >= kWorthwhile && find_range(reinterpret_cast<void*>(at), &range) && range.pages) {
     const uint64_t stop = std::min(end, range.end);
+    if (range.pages->fd() < 0) {
+      const uint64_t first = std::min(round_up(at, kPage), stop), last = std::max(first, stop / kPage * kPage);
+      std::memset(reinterpret_cast<void*>(at), 0, first - at);
+      for_touched(first, last,
+                  [](uint64_t from, uint64_t to) { std::memset(reinterpret_cast<void*>(from), 0, to - from); });
+      std::memset(reinterpret_cast<void*>(last), 0, stop - last);
+      at = stop;
+      continue;
+    }
     const uint64_t file_begin = range.pages->offset() + range.pages_offset;
     while (at < stop) {
       const off_t data = lseek(range.pages->fd(), static_cast<off_t>(file_begin + (at - range.begin)), SEEK_DATA);
@@ -90,6 +99,7 @@ ALOFT_API aclError aclrtMemcpy(void* to, size_t room, const void* from, size_t c
     const int device = aloftDeviceOf(kind == kHostToDevice ? to : from);
     if ((code = quiesce(device, "aclrtMemcpy")) != kOk) return code;
   }
+  std::shared_lock<std::shared_mutex> copying(direct_copies());
   std::memmove(to, from, count);
   return kOk;
 }
@@ -158,6 +168,7 @@ ALOFT_API aclError aclrtMemset(void* to, size_t room, int32_t value, size_t coun
   const int device = aloftDeviceOf(to);
   if (device >= 0 && settings().streams == StreamMode::Async && (code = quiesce(device, "aclrtMemset")) != kOk)
     return code;
+  std::shared_lock<std::shared_mutex> copying(direct_copies());
   fill(to, value, count);
   return kOk;
 }

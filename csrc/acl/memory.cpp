@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
@@ -70,7 +71,27 @@ DeviceFile& device_file(int device) {
 
 }  // namespace
 
-std::shared_ptr<Pages> Pages::allocate(int device, uint64_t size, aclError* code) {
+aclError Pages::place_in_file() {
+  DeviceFile& file = device_file(device_);
+  std::lock_guard<std::mutex> lock(file.mutex);
+  if (file.fd < 0) {
+    const std::string name = "aloft-npu" + std::to_string(device_);
+    file.fd = memfd_create(name.c_str(), MFD_CLOEXEC);
+    struct stat status{};
+    if (file.fd >= 0 && fstat(file.fd, &status) == 0) file.inode = status.st_ino;
+  }
+  const uint64_t offset = round_up(file.end, size_ >= kHugePage ? kHugePage : kPage);
+  if (file.fd < 0 || ftruncate(file.fd, static_cast<off_t>(offset + size_)) != 0) {
+    return fail(kRtMemoryAllocation, "no memory file for device %d: %s", device_, std::strerror(errno));
+  }
+  file.end = offset + size_;
+  fd_ = file.fd;
+  inode_ = file.inode;
+  offset_ = offset;
+  return kOk;
+}
+
+std::shared_ptr<Pages> Pages::allocate(int device, uint64_t size, Backing backing, aclError* code) {
   if (!take_capacity(device, size)) {
     const uint64_t total = capacity(device), used = used_by_all(device);
     *code =
@@ -80,22 +101,9 @@ std::shared_ptr<Pages> Pages::allocate(int device, uint64_t size, aclError* code
              static_cast<unsigned long long>(total > used ? total - used : 0), static_cast<unsigned long long>(total));
     return nullptr;
   }
-  DeviceFile& file = device_file(device);
-  std::lock_guard<std::mutex> lock(file.mutex);
-  if (file.fd < 0) {
-    const std::string name = "aloft-npu" + std::to_string(device);
-    file.fd = memfd_create(name.c_str(), MFD_CLOEXEC);
-    struct stat status{};
-    if (file.fd >= 0 && fstat(file.fd, &status) == 0) file.inode = status.st_ino;
-  }
-  const uint64_t offset = round_up(file.end, size >= kHugePage ? kHugePage : kPage);
-  if (file.fd < 0 || ftruncate(file.fd, static_cast<off_t>(offset + size)) != 0) {
-    give_capacity(device, size);
-    *code = fail(kRtMemoryAllocation, "no memory file for device %d: %s", device, std::strerror(errno));
-    return nullptr;
-  }
-  file.end = offset + size;
-  return std::shared_ptr<Pages>(new Pages(device, file.fd, file.inode, offset, size, false));
+  std::shared_ptr<Pages> pages(new Pages(device, -1, 0, 0, size, false));
+  if (backing == Backing::File && (*code = pages->place_in_file()) != kOk) return nullptr;
+  return pages;
 }
 
 std::shared_ptr<Pages> Pages::import(int pid, int fd, uint64_t inode, uint64_t offset, uint64_t size, int device,
@@ -120,16 +128,68 @@ Pages::~Pages() {
     close(fd_);
     return;
   }
-  fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset_), static_cast<off_t>(size_));
+  if (fd_ >= 0)
+    fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset_), static_cast<off_t>(size_));
   give_capacity(device_, size_);
 }
 
 bool Pages::map_at(void* address, uint64_t offset, uint64_t size) const {
-  void* got = mmap(address, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, fd_,
-                   static_cast<off_t>(offset_ + offset));
+  const bool in_file = fd_ >= 0;
+  void* got = mmap(address, size, PROT_READ | PROT_WRITE,
+                   (in_file ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS) | MAP_FIXED | MAP_NORESERVE, fd_,
+                   static_cast<off_t>(in_file ? offset_ + offset : 0));
   if (got == MAP_FAILED) return false;
+  if (!in_file) madvise(got, size, MADV_HUGEPAGE);  // where the host has none, small pages do
   madvise(got, size, MADV_DONTFORK);  // a forked child may not use the device, so it need not see its memory
   return true;
+}
+
+aclError Pages::publish(void* address) {
+  if (fd_ >= 0) return kOk;
+  const aclError code = place_in_file();
+  if (code != kOk) return code;
+  void* copy =
+      mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd_, static_cast<off_t>(offset_));
+  if (copy != MAP_FAILED) {
+    const auto begin = reinterpret_cast<uint64_t>(address);
+    for_touched(begin, begin + size_, [&](uint64_t first, uint64_t last) {
+      std::memcpy(static_cast<char*>(copy) + (first - begin), reinterpret_cast<void*>(first), last - first);
+    });
+    munmap(copy, size_);
+  }
+  if (copy == MAP_FAILED || !map_at(address, 0, size_)) {
+    const int reason = errno;
+    fd_ = -1;  // still private; the extent of the file stays unused
+    return fail(kRtMemoryAllocation, "the memory at %p cannot be shared: %s", address, std::strerror(reason));
+  }
+  return kOk;
+}
+
+void for_touched(uint64_t begin, uint64_t end, const std::function<void(uint64_t, uint64_t)>& visit) {
+  // An entry of pagemap has bit 63 for a page in memory and bit 62 for one swapped out; neither: never touched.
+  static const int pagemap = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+  constexpr uint64_t kBatch = 512;
+  uint64_t entries[kBatch], run = 0;  // run: where the present run of touched pages began; 0: in none
+  for (uint64_t at = begin; at < end;) {
+    const uint64_t count = std::min(kBatch, (end - at) / kPage);
+    const auto bytes = static_cast<ssize_t>(count * sizeof entries[0]);
+    const bool known = pagemap >= 0 &&
+                       pread(pagemap, entries, static_cast<size_t>(bytes), static_cast<off_t>(at / kPage * 8)) == bytes;
+    for (uint64_t i = 0; i < count; ++i, at += kPage) {
+      const bool touched = !known || entries[i] >> 62;
+      if (touched && !run) run = at;
+      if (!touched && run) {
+        visit(run, at);
+        run = 0;
+      }
+    }
+  }
+  if (run) visit(run, end);
+}
+
+std::shared_mutex& direct_copies() {
+  static auto* const mutex = new std::shared_mutex;
+  return *mutex;
 }
 
 void* reserve(uint64_t size, uint64_t alignment, void* hint) {
@@ -227,7 +287,7 @@ ALOFT_API aclError aclrtMalloc(void** address, size_t size, int policy) {
   if (!context) return code;
   const uint64_t whole = round_up(size, kPage);
   if (whole < size) return fail(kRtMemoryAllocation, "aclrtMalloc: %zu bytes are more than any device has", size);
-  auto pages = Pages::allocate(context->device, whole, &code);
+  auto pages = Pages::allocate(context->device, whole, whole >= kHugePage ? Backing::Private : Backing::File, &code);
   if (!pages) return code;
   // One inaccessible page behind each allocation: a kernel that runs past the end faults instead of corrupting.
   void* base = reserve(whole + kPage, whole >= kHugePage ? kHugePage : kPage, nullptr);

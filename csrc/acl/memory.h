@@ -1,12 +1,16 @@
 // Device and pinned host memory.
 //
-// Device memory is pages of one memfd per device and process, mapped shared: nothing is committed before it is
-// touched, another process can map it through /proc (IPC, shareable handles), and the kernel takes it back when the
-// last process that maps it ends, however it ends. Offsets in the file are never reused.
+// Device memory another process can map (IPC, shareable handles) is pages of one memfd per device and process, mapped
+// shared. A large block starts out private instead, because only then does the kernel give it huge pages on hosts that
+// keep them off for shared memory (the default); it moves to the file when it is exported. Either way nothing is
+// committed before it is touched and the kernel takes it back when the last process that maps it ends, however it
+// ends. Offsets in the file are never reused.
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
+#include <shared_mutex>
 
 #include "acl/state.h"
 
@@ -17,12 +21,14 @@ constexpr uint64_t kHugePage = 2u << 20;
 
 inline uint64_t round_up(uint64_t value, uint64_t unit) { return (value + unit - 1) / unit * unit; }
 
-// Pages of a memfd, released (hole punched, capacity given back) when the last user lets go.
+enum class Backing { File, Private };
+
+// Physical pages, released (hole punched, capacity given back) when the last user lets go.
 class Pages {
  public:
   // Takes `size` bytes (a multiple of kPage) of the device's capacity; null with *code and text set when there is
-  // not enough.
-  static std::shared_ptr<Pages> allocate(int device, uint64_t size, aclError* code);
+  // not enough. Private pages are mapped once, whole.
+  static std::shared_ptr<Pages> allocate(int device, uint64_t size, Backing backing, aclError* code);
   // Pages of another process: /proc/<pid>/fd/<fd>, checked to be the memfd with this inode.
   static std::shared_ptr<Pages> import(int pid, int fd, uint64_t inode, uint64_t offset, uint64_t size, int device,
                                        aclError* code);
@@ -32,20 +38,24 @@ class Pages {
 
   int device() const { return device_; }
   uint64_t size() const { return size_; }
-  int fd() const { return fd_; }
+  int fd() const { return fd_; }  // -1: private
   uint64_t offset() const { return offset_; }
   uint64_t inode() const { return inode_; }
   bool imported() const { return imported_; }
   // Maps [offset, offset + size) at exactly `address` (already reserved).
   bool map_at(void* address, uint64_t offset, uint64_t size) const;
+  // Moves private pages, mapped at `address`, to the file, contents and address kept. The caller has stopped every
+  // stream and copy of the process (StoppedStreams).
+  aclError publish(void* address);
 
  private:
   Pages(int device, int fd, uint64_t inode, uint64_t offset, uint64_t size, bool imported)
       : device_(device), fd_(fd), inode_(inode), offset_(offset), size_(size), imported_(imported) {}
+  aclError place_in_file();
   const int device_;
-  const int fd_;
-  const uint64_t inode_;
-  const uint64_t offset_;
+  int fd_;
+  uint64_t inode_;
+  uint64_t offset_;
   const uint64_t size_;
   const bool imported_;
 };
@@ -73,6 +83,11 @@ bool any_range(uint64_t begin, uint64_t end);
 // Reserves address space without access; alignment is a power of two of at least kPage.
 void* reserve(uint64_t size, uint64_t alignment, void* hint);
 void unreserve(void* address, uint64_t size);
+
+// Calls visit(first, last) for every run of pages of [begin, end) (page-aligned, private) that was ever touched.
+void for_touched(uint64_t begin, uint64_t end, const std::function<void(uint64_t, uint64_t)>& visit);
+// Held shared by copies that pass no stream, alone by whoever moves pages.
+std::shared_mutex& direct_copies();
 
 uint64_t capacity(int device);
 uint64_t used_by_all(int device);  // by every process on this virtual device

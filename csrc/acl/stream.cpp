@@ -549,6 +549,41 @@ aclError quiesce(int device, const char* what) {
       -1, what);
 }
 
+StoppedStreams::StoppedStreams(const char* what) {
+  code_ = wait_until([this] { return try_hold(); }, -1, what);
+}
+
+// All or none: a node that holds its own stream may be waiting to enter another.
+bool StoppedStreams::try_hold() {
+  Streams& all = streams();
+  all.mutex.lock_shared();  // kept: no stream comes or goes meanwhile
+  bool whole = true;
+  for (Stream* stream : all.live) {
+    if (mine(stream)) continue;
+    whole = stream->order.try_lock();
+    if (!whole) break;
+    held_.push_back(stream);
+    // A worker runs its entry without holding the order; inline, what is queued waits and cannot go on meanwhile.
+    if (!inline_mode() && stream->pending.load() > 0) {
+      whole = false;
+      break;
+    }
+  }
+  if (whole) return true;
+  for (Stream* stream : held_) stream->order.unlock();
+  held_.clear();
+  all.mutex.unlock_shared();
+  return false;
+}
+
+StoppedStreams::~StoppedStreams() {
+  if (code_ != kOk) return;
+  for (Stream* stream : held_) stream->order.unlock();
+  streams().mutex.unlock_shared();
+  // Inline, a stream that someone tried to resume in the meantime is ours to resume.
+  if (inline_mode() && streams().blocked.load() > 0) resume_blocked();
+}
+
 aclError synchronize_context(Context* context, int timeout_ms) {
   std::vector<Stream*> list;
   {

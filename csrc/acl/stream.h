@@ -107,6 +107,21 @@ bool waits_for_host(Stream* stream);
 // Waits until every stream of the device is idle; failures stay for their own synchronisation. For calls that take
 // memory away from under queued work.
 aclError quiesce(int device, const char* what);
+// While it lives, no node of any stream of this process runs (nodes of the calling thread excepted). code() is not kOk
+// when queued work cannot finish.
+class StoppedStreams {
+ public:
+  explicit StoppedStreams(const char* what);
+  ~StoppedStreams();
+  StoppedStreams(const StoppedStreams&) = delete;
+  StoppedStreams& operator=(const StoppedStreams&) = delete;
+  aclError code() const { return code_; }
+
+ private:
+  bool try_hold();
+  aclError code_ = kOk;
+  std::vector<Stream*> held_;
+};
 // Something a blocked stream may be waiting for has happened.
 void signal_progress();
 // Waits for the next progress signal after `seen`, at most until `deadline_ms`; returns the current count.

@@ -173,7 +173,7 @@ ALOFT_API aclError aclrtMallocPhysical(void** handle, size_t size, const void* p
     return fail(kRtInvalidDevice, "aclrtMallocPhysical: device %u does not exist", wanted.location.id);
   }
   auto physical = std::make_unique<Physical>();
-  physical->pages = Pages::allocate(static_cast<int>(wanted.location.id), round_up(size, kPage), &code);
+  physical->pages = Pages::allocate(static_cast<int>(wanted.location.id), round_up(size, kPage), Backing::File, &code);
   if (!physical->pages) return code;
   std::lock_guard<std::mutex> lock(table().mutex);
   *handle = physical.get();
@@ -304,6 +304,12 @@ ALOFT_API aclError aclrtIpcMemGetExportKey(void* address, size_t size, char* key
     return fail(kRtFeatureUnsupported, "aclrtIpcMemGetExportKey: imported memory cannot be exported again");
   }
   aclError code = kOk;
+  {
+    StoppedStreams stopped("aclrtIpcMemGetExportKey");
+    std::unique_lock<std::shared_mutex> copies(direct_copies());
+    code = stopped.code() == kOk ? range.pages->publish(reinterpret_cast<void*>(range.begin)) : stopped.code();
+  }
+  if (code != kOk) return code;
   const int fd = write_export(*range.pages, range.pages_offset + (at - range.begin), size, (flags & 1) != 0, &code);
   if (fd < 0) return code;
   char text[64];

@@ -93,6 +93,11 @@ Work plan_fill(const Tensor& to, const void* value, DType value_dtype) {
   std::memcpy(bytes, value, dtype_size(value_dtype));
   convert(bytes, value_dtype, item.bytes, to.dtype, 1);
   if (!to.numel()) return nullptr;
+  const size_t width = dtype_size(to.dtype), bytes_in_all = static_cast<size_t>(to.numel()) * width;
+  constexpr size_t kLarge = 1u << 20;  // from here on it pays to leave fresh pages alone
+  if (to.contiguous() && bytes_in_all >= kLarge && !std::memcmp(item.bytes, Value{}.bytes, width)) {
+    return [=] { aloftFillZero(to.data, bytes_in_all); };
+  }
   return [=] { strided_fill(to.data, to.strides, to.sizes, to.ndim, item.bytes, dtype_size(to.dtype)); };
 }
 

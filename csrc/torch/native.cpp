@@ -29,12 +29,19 @@ bool attention(const c10::IValue* arguments) {
   return true;
 }
 
+// Worth leaving fresh pages alone (aloftFillZero): a large block without holes.
+bool large_block(const c10::IValue* arguments) {
+  const at::Tensor& x = arguments[0].toTensor();
+  return x.nbytes() >= 1u << 20 && x.is_contiguous() && plain(x);
+}
+
 const std::vector<Native>& natives() {
   static const std::vector<Native> table = [] {
     std::vector<Native> rows = {
         {"native_layer_norm", {"aclnnLayerNorm", "aclnnLayerNormBackward"}, device_float},
         {"native_layer_norm_backward", {"aclnnLayerNorm", "aclnnLayerNormBackward"}, device_float},
         {"scaled_dot_product_attention", {"aclnnFlashAttentionScore", "aclnnFlashAttentionScoreGrad"}, attention},
+        {"zero_", {"aclnnInplaceZero"}, large_block},
     };
     add_matmul(&rows);
     add_selection(&rows);

@@ -245,6 +245,51 @@ void virtual_memory(int scale) {
   OK(aclrtFree(p));
 }
 
+constexpr int kCounters = 512;
+
+// A large block moves when it is exported: what it held stays, and no write of a running stream is lost.
+void exports(int scale) {
+  constexpr size_t kBytes = 6u << 20;
+  for (int round = 0; round < scale; ++round) {
+    void *p = nullptr, *again = nullptr;
+    OK(aclrtMalloc(&p, kBytes, 0));
+    auto* bytes = static_cast<unsigned char*>(p);
+    OK(aclrtMemset(p, kBytes, 0, kBytes));
+    OK(aclrtMemset(bytes + kBytes / 2, 4096, 7, 4096));
+    char key[65];
+    std::atomic<bool> exported{false};
+    in_threads(3, [&](int t) {
+      if (t == 2) {
+        OK(aclrtIpcMemGetExportKey(p, kBytes, key, sizeof key, 0));
+        exported = true;
+        return;
+      }
+      aclrtStream s;
+      OK(aclrtCreateStream(&s));
+      auto* counters = static_cast<uint32_t*>(p) + t * kCounters;
+      for (int i = 0; i < 50 || !exported; ++i) {
+        OK(aloft::launch(s, "count", [counters] {
+          for (int k = 0; k < kCounters; ++k) ++counters[k];
+          return aclError{0};
+        }));
+        OK(aclrtSynchronizeStream(s));
+      }
+      for (int k = 1; k < kCounters; ++k) CHECK(counters[k] == counters[0]);
+      OK(aclrtDestroyStream(s));
+    });
+    OK(aclrtIpcMemImportByKey(&again, key, 0));
+    CHECK(std::memcmp(p, again, kBytes) == 0);
+    CHECK(bytes[kBytes / 2] == 7 && bytes[kBytes / 2 + 4096] == 0);
+    bytes[1] = 99;
+    CHECK(static_cast<unsigned char*>(again)[1] == 99);
+    OK(aclrtMemset(p, kBytes, 0, kBytes));
+    CHECK(static_cast<unsigned char*>(again)[kBytes / 2] == 0);
+    OK(aclrtIpcMemClose(key));
+    OK(aclrtIpcMemClose(key));
+    OK(aclrtFree(p));
+  }
+}
+
 // Wrong calls are refused with a code and a text that says what is wrong.
 void refusals(int scale) {
   void *p = nullptr, *q = nullptr;
@@ -408,9 +453,16 @@ void cost(int scale) {
 
 int main(int argc, char** argv) {
   const int scale = argc > 1 ? std::atoi(argv[1]) : 1;
-  std::vector<Scenario> all{{"fifo", fifo},         {"values", values},       {"pipeline", pipeline},
-                            {"memory", memory},     {"zero_fill", zero_fill}, {"virtual_memory", virtual_memory},
-                            {"refusals", refusals}, {"failures", failures},   {"churn", churn},
+  std::vector<Scenario> all{{"fifo", fifo},
+                            {"values", values},
+                            {"pipeline", pipeline},
+                            {"memory", memory},
+                            {"zero_fill", zero_fill},
+                            {"virtual_memory", virtual_memory},
+                            {"exports", exports},
+                            {"refusals", refusals},
+                            {"failures", failures},
+                            {"churn", churn},
                             {"cost", cost}};
   for (const Scenario& scenario : graph_scenarios()) all.push_back(scenario);
   for (const Scenario& scenario : all) {
