@@ -1,6 +1,6 @@
 // Which instruction set the kernels of this process use: the best of what the processor and the
-// operating system offer, or ALOFT_ISA=portable|avx2|avx512|amx. Each includes the ones before it. A value that is unknown or not
-// available here is an error: isa() throws std::invalid_argument (at every call).
+// operating system offer, or ALOFT_ISA=portable|avx2|avx512|amx. Each includes the ones before it. A value that is
+// unknown or not available here is an error: isa() throws std::invalid_argument (at every call).
 #pragma once
 #include "kernels/api.h"
 

@@ -1,12 +1,13 @@
 // The loop nest around the tiles. For one matrix product:
 //   slab of rows (bounds the widened copy of the left operand to 16 MiB)
 //     widen the left operand to fp32, [chunk of k][row][kRowStride]                        (parallel)
-//     block of rows that stays in L2 x group of panels of 16 columns                       (parallel)
-//       chunk of kChunk values of k
-//         widen or transpose the group's weights into L1, unless they can be read in place
-//         tile of rows: multiply-adds into the block's accumulators
+//     block of rows that stays in L2 x pair of panels of 16 columns                        (parallel)
+//       chunk of kChunk values of k (few rows: all of k at once)
+//         widen or transpose the pair's weights into L1, unless they can be read in place
+//         tile of rows: multiply-adds into the block's sums
 //       alpha, beta, rounding, store
-// k is never split between threads and chunks follow one another, so each element's chain is unbroken.
+// bf16 rows from kAmxRows on take AMX tiles instead where there are any (matmul_amx.cpp), with the left operand as it
+// lies. k is never split between threads and chunks follow one another, so each element's sum has one order.
 #include "kernels/matmul.h"
 
 #include <algorithm>
@@ -15,6 +16,7 @@
 #include <new>
 
 #include "kernels/cpu.h"
+#include "kernels/denormals.h"
 #include "kernels/matmul_isa.h"
 #include "kernels/parallel.h"
 
@@ -22,11 +24,12 @@ namespace aloft {
 namespace matmul_detail {
 namespace {
 
-constexpr int kMaxGroup = 8;                         // panels handled together
-constexpr int64_t kSlabFloats = int64_t{4} << 20;    // widened left operand
-constexpr int64_t kBlockBytes = int64_t{512} << 10;  // the part of it a task works on: half of a 1 MiB L2
-constexpr int64_t kTaskWork = 24576;                 // multiply-adds below which a task is not worth handing out
-constexpr int64_t kSmallProduct = int64_t{1} << 18;  // a batch of products up to this size is split by product
+constexpr int64_t kSlabFloats = int64_t{4} << 20;     // widened left operand
+constexpr int64_t kBlockBytes = int64_t{512} << 10;   // the part of it a task works on: half of a 1 MiB L2
+constexpr int64_t kAmxBlockBytes = int64_t{1} << 20;  // the same for bf16 rows: half of a 2 MiB L2
+constexpr int64_t kTaskWork = 24576;                  // multiply-adds below which a task is not worth handing out
+constexpr int64_t kSmallProduct = int64_t{1} << 18;   // a batch of products up to this size is split by product
+constexpr int64_t kAmxRows = 4;  // from here on AMX is faster than AVX-512 (docs: benchmarks/kernels)
 
 const Kernels& kernels() {
   static const Kernels& chosen = []() -> const Kernels& {
@@ -91,198 +94,250 @@ void gather(Element type, const void* from, int64_t stride, int64_t count, float
   }
 }
 
-struct Product {
-  int64_t m, n, k;
-  Operand a, b, out, addend;
-  float alpha, beta;
-};
-
 bool whole_panel(const Product& c, int64_t panel) { return (panel + 1) * kPanel <= c.n; }
 
-// Weights of `count` panels for k0 <= k < k0 + length as fp32, to[panel][kChunk][16].
-void pack(const Product& c, int64_t panel, int count, int64_t k0, int64_t length, float* to) {
+// Weights of one panel for k0 <= k < k0 + length as fp32, to[kChunk][16].
+void pack(const Product& c, int64_t panel, int64_t k0, int64_t length, float* to) {
   const Operand& b = c.b;
   const Kernels& isa = kernels();
   if (b.layout == WeightLayout::PanelsTransposed) {
     for (int64_t i = 0; i < length; i += kPanel) {
-      for (int p = 0; p < count; ++p) {
-        const int64_t offset = ((k0 + i) / kPanel * b.padded_rows + (panel + p) * kPanel) * kPanel;
-        isa.pack_rows(b.type, at(b.data, b.type, offset), kPanel, std::min<int64_t>(kPanel, length - i),
-                      to + p * kChunk * kPanel + i * kPanel);
-      }
+      const int64_t offset = ((k0 + i) / kPanel * b.padded_rows + panel * kPanel) * kPanel;
+      isa.pack_rows(b.type, at(b.data, b.type, offset), kPanel, std::min<int64_t>(kPanel, length - i), to + i * kPanel);
     }
     return;
   }
-  for (int p = 0; p < count; ++p, ++panel, to += kChunk * kPanel) {
-    if (b.layout == WeightLayout::Panels) {
-      isa.pack_columns(b.type, at(b.data, b.type, (panel * b.padded_rows + k0) * kPanel), kPanel, length, to);
-      continue;
-    }
-    const int64_t n0 = panel * kPanel;
-    const void* from = at(b.data, b.type, k0 * b.row_stride + n0 * b.col_stride);
-    if (whole_panel(c, panel) && b.col_stride == 1) {
-      isa.pack_columns(b.type, from, b.row_stride, length, to);
-    } else if (whole_panel(c, panel) && b.row_stride == 1) {
-      isa.pack_rows(b.type, from, b.col_stride, length, to);
-    } else {
-      const int64_t columns = std::min<int64_t>(kPanel, c.n - n0);
-      if (columns < kPanel) std::memset(to, 0, static_cast<size_t>(length) * kPanel * sizeof(float));
-      for (int64_t j = 0; j < columns; ++j) {
-        gather(b.type, at(from, b.type, j * b.col_stride), b.row_stride, length, to + j, kPanel);
-      }
-    }
+  if (b.layout == WeightLayout::Panels) {
+    return isa.pack_columns(b.type, at(b.data, b.type, (panel * b.padded_rows + k0) * kPanel), kPanel, length, to);
+  }
+  const int64_t n0 = panel * kPanel;
+  const void* from = at(b.data, b.type, k0 * b.row_stride + n0 * b.col_stride);
+  if (whole_panel(c, panel) && b.col_stride == 1) return isa.pack_columns(b.type, from, b.row_stride, length, to);
+  if (whole_panel(c, panel) && b.row_stride == 1) return isa.pack_rows(b.type, from, b.col_stride, length, to);
+  const int64_t columns = std::min<int64_t>(kPanel, c.n - n0);
+  if (columns < kPanel) std::memset(to, 0, static_cast<size_t>(length) * kPanel * sizeof(float));
+  for (int64_t j = 0; j < columns; ++j) {
+    gather(b.type, at(from, b.type, j * b.col_stride), b.row_stride, length, to + j, kPanel);
   }
 }
 
-// What the tiles of one chunk fetch ahead: the next chunk's weights (the next group's after the last one), spread
+// What the tiles of one chunk fetch ahead: the next chunk's weights (the next pair's after the last one), spread
 // over the k steps of all tiles, so that memory is read while the multiply-adds run.
-Ahead next_weights(const Product& c, int64_t panel, int64_t count, int64_t next_k, int64_t tiles) {
+void next_weights(const Product& c, int64_t panel, int64_t next_k, int64_t tiles, Tile* tile) {
   const Operand& b = c.b;
   const int64_t bytes = static_cast<int64_t>(bytes_of(b.type));
-  if (next_k >= c.k) panel += count, next_k = 0;
+  if (next_k >= c.k) panel += 2, next_k = 0;
+  const void* next = b.data;
+  tile->ahead_step = tile->ahead_panel = 0;
   if (b.layout == WeightLayout::Panels) {
-    const void* next = at(b.data, b.type, (panel * b.padded_rows + next_k) * kPanel);
-    return {static_cast<const char*>(next), kPanel * bytes / tiles, b.padded_rows * kPanel * bytes};
+    next = at(b.data, b.type, (panel * b.padded_rows + next_k) * kPanel);
+    tile->ahead_step = 2 * kPanel * bytes / tiles;
+    tile->ahead_panel = c.panel_step() * b.padded_rows * kPanel * bytes;
   }
-  if (b.layout == WeightLayout::Strided && b.col_stride == 1 && tiles == 1) {
-    const void* next = at(b.data, b.type, next_k * b.row_stride + panel * kPanel);
-    return {static_cast<const char*>(next), b.row_stride * bytes, kPanel * bytes};
-  }
-  return {static_cast<const char*>(b.data), 0, 0};
+  tile->ahead = static_cast<const char*>(next);
 }
 
-// Rounds one row of accumulators and stores it.
-void finish_row(const Product& c, int64_t row, int64_t n0, int64_t columns, float* sums) {
-  const Kernels& isa = kernels();
+// Adds the addend; in the processor's own floating-point mode.
+void add_addend(const Product& c, int64_t row, int64_t n0, int64_t columns, float* sums) {
   if (c.addend.data) {
-    float other[kMaxGroup * kPanel];
+    float other[kPair];
     const Operand& d = c.addend;
     gather(d.type, at(d.data, d.type, row * d.row_stride + n0 * d.col_stride), d.col_stride, columns, other);
     for (int64_t j = 0; j < columns; ++j) sums[j] = c.alpha * sums[j] + c.beta * other[j];
-  } else if (c.alpha != 1) {
+  } else {
     for (int64_t j = 0; j < columns; ++j) sums[j] *= c.alpha;
   }
-  const Operand& out = c.out;
-  void* to = const_cast<void*>(at(out.data, out.type, row * out.row_stride + n0 * out.col_stride));
-  if (out.col_stride == 1) return isa.narrow(out.type, sums, columns, to);
-  alignas(64) unsigned char rounded[kMaxGroup * kPanel * sizeof(float)];
-  isa.narrow(out.type, sums, columns, rounded);
-  const size_t bytes = bytes_of(out.type);
-  for (int64_t j = 0; j < columns; ++j) {
-    std::memcpy(static_cast<unsigned char*>(to) + j * out.col_stride * static_cast<int64_t>(bytes), rounded + j * bytes,
-                bytes);
+}
+
+}  // namespace
+
+void finish(const Product& c, int64_t row0, int64_t rows, int64_t pair, float* sums) {
+  const int64_t n0 = c.first_panel(pair) * kPanel, columns = std::min<int64_t>(kPair, c.n - n0);
+  if (c.addend.data || c.alpha != 1) {
+    for (int64_t r = 0; r < rows; ++r) add_addend(c, row0 + r, n0, columns, sums + r * kPair);
   }
-}
-
-// Panels the widest tile of `rows` takes, at most `count`.
-int widest(Element type, int rows, int64_t count) {
-  int panels = kMaxGroup;
-  while (panels > count || !kernels().micro(type, rows, panels)) panels /= 2;
-  return panels;
-}
-
-// Rows row0 .. row0 + rows of the product, columns of `count` panels. a: widened rows, the chunk of k0 = 0 first.
-void block(const Product& c, const float* a, int64_t chunk_stride, int64_t row0, int64_t rows, int64_t panel,
-           int count) {
-  thread_local Scratch accumulators, packed;
-  const Kernels& isa = kernels();
-  const Operand& b = c.b;
-  const int64_t width = count * kPanel, tiles = (rows + isa.max_rows - 1) / isa.max_rows;
-  const int64_t shortest = rows / tiles, taller = rows % tiles;  // the first `taller` tiles have one row more
-  const bool in_place =
-      (b.layout == WeightLayout::Panels && (tiles <= 2 || b.type == Element::F32)) ||
-      (b.layout == WeightLayout::Strided && b.col_stride == 1 && tiles <= 2 && whole_panel(c, panel + count - 1));
-  float* sums = accumulators.get(rows * width);
-  float* buffer = in_place ? nullptr : packed.get(kMaxGroup * kChunk * kPanel);
-  // One tile of rows (decode): each panel is one long sequential read. More: all of them on the weights in L1.
-  const int64_t p_step = tiles == 1 ? widest(in_place ? b.type : Element::F32, static_cast<int>(rows), count)
-                                    : widest(Element::F32, static_cast<int>(shortest + (taller > 0)), 2);
-  const bool panel_by_panel = in_place && tiles == 1;
-  const int64_t outer = panel_by_panel ? p_step : count;
-  for (int64_t first = 0; first < count; first += outer) {
-    const int64_t last = std::min<int64_t>(count, first + outer);
-    for (int64_t k0 = 0, chunk = 0; k0 < c.k; k0 += kChunk, ++chunk) {
-      const int64_t length = std::min(kChunk, c.k - k0);
-      const void* weights = buffer;
-      Element type = Element::F32;
-      int64_t panel_stride = kChunk * kPanel, k_stride = kPanel;
-      if (in_place) {
-        type = b.type;
-        panel_stride = b.layout == WeightLayout::Panels ? b.padded_rows * kPanel : kPanel;
-        k_stride = b.layout == WeightLayout::Panels ? kPanel : b.row_stride;
-        weights = at(b.data, type, panel * panel_stride + k0 * k_stride);
-      } else {
-        pack(c, panel, count, k0, length, buffer);
-      }
-      const Ahead ahead = next_weights(c, panel, outer, k0 + length, tiles);
-      for (int64_t p0 = first; p0 < last; p0 += p_step) {
-        const int64_t p1 = std::min<int64_t>(last, p0 + p_step);
-        for (int64_t tile = 0, row = 0; tile < tiles; ++tile) {
-          const int height = static_cast<int>(shortest + (tile < taller));
-          for (int64_t p = p0; p < p1;) {
-            const int panels = widest(type, height, p1 - p);
-            const Ahead fetched{ahead.from + p * ahead.panel + tile * length * ahead.step, ahead.step, ahead.panel};
-            isa.micro(type, height, panels)(a + chunk * chunk_stride + row * kRowStride,
-                                            at(weights, type, p * panel_stride), panel_stride, k_stride, length,
-                                            sums + row * width + p * kPanel, width, k0 == 0, fetched);
-            p += panels;
-          }
-          row += height;
-        }
-      }
+  const Operand& out = c.out;
+  void* to = const_cast<void*>(at(out.data, out.type, row0 * out.row_stride + n0 * out.col_stride));
+  if (out.col_stride == 1) return kernels().narrow(out.type, sums, rows, columns, to, out.row_stride);
+  const size_t bytes = bytes_of(out.type);
+  for (int64_t r = 0; r < rows; ++r) {
+    alignas(64) unsigned char rounded[kPair * sizeof(float)];
+    kernels().narrow(out.type, sums + r * kPair, 1, columns, rounded, 0);
+    unsigned char* row = static_cast<unsigned char*>(to) + r * out.row_stride * static_cast<int64_t>(bytes);
+    for (int64_t j = 0; j < columns; ++j) {
+      std::memcpy(row + j * out.col_stride * static_cast<int64_t>(bytes), rounded + static_cast<size_t>(j) * bytes,
+                  bytes);
     }
   }
-  if (c.k == 0) std::fill(sums, sums + rows * width, 0.f);
-  const int64_t n0 = panel * kPanel, columns = std::min(width, c.n - n0);
-  for (int64_t r = 0; r < rows; ++r) finish_row(c, row0 + r, n0, columns, sums + r * width);
 }
 
-void widen_left(const Product& c, int64_t row0, int64_t rows, float* to) {
-  const int64_t chunks = (c.k + kChunk - 1) / kChunk;
+namespace {
+
+// The left operand, widened: element (r, k) at data[(k / kChunk) * chunk + r * row + k % kChunk].
+struct Left {
+  const float* data;
+  int64_t chunk, row;
+};
+
+// The sums of `rows` rows, one pair of panels. `a`: its first row.
+void sum_block(const Product& c, Left a, int64_t rows, int64_t pair, float* sums) {
+  thread_local Scratch packed;
+  const Kernels& isa = kernels();
+  const Operand& b = c.b;
+  const int64_t panel = c.first_panel(pair), tiles = (rows + isa.max_rows - 1) / isa.max_rows;
+  const int count = c.panels_of(pair);
+  const int64_t shortest = rows / tiles, taller = rows % tiles;  // the first `taller` tiles have one row more
+  const bool whole = whole_panel(c, panel + (count - 1) * c.panel_step());
+  const bool in_place = (b.layout == WeightLayout::Panels && (tiles <= 2 || b.type == Element::F32)) ||
+                        (b.layout == WeightLayout::Strided && b.col_stride == 1 && tiles <= 2 && whole);
+  if (c.k == 0) std::fill(sums, sums + rows * kPair, 0.f);
+  const FlushDenormals flushed(b.type == Element::BF16);
+  float* buffer = in_place ? nullptr : packed.get(2 * kChunk * kPanel);
+  const bool at_once = in_place && tiles == 1 && a.chunk == kChunk;
+  const int64_t longest = at_once ? c.k : kChunk;
+  for (int64_t k0 = 0; k0 < c.k; k0 += longest) {
+    const int64_t length = std::min(longest, c.k - k0);
+    Tile tile;
+    tile.k = length, tile.a_row = a.row, tile.row = kPair, tile.fresh = k0 == 0;
+    Element type = Element::F32;
+    const void* weights = buffer;
+    if (in_place) {
+      type = b.type;
+      const bool panels = b.layout == WeightLayout::Panels;
+      tile.k_stride = panels ? kPanel : b.row_stride;
+      const int64_t each = panels ? b.padded_rows * kPanel : kPanel;
+      tile.panel_stride = c.panel_step() * each;
+      weights = at(b.data, type, panel * each + k0 * tile.k_stride);
+    } else {
+      tile.panel_stride = kChunk * kPanel, tile.k_stride = kPanel;
+      for (int p = 0; p < count; ++p) pack(c, panel + p * c.panel_step(), k0, length, buffer + p * kChunk * kPanel);
+    }
+    if (tiles == 1 && in_place) {
+      const int64_t bytes = static_cast<int64_t>(bytes_of(type));
+      tile.ahead = static_cast<const char*>(weights) + (tile.k_stride == kPanel ? kAhead : 16 * tile.k_stride * bytes);
+      tile.ahead_step = 2 * tile.k_stride * bytes, tile.ahead_panel = tile.panel_stride * bytes;
+    } else {
+      next_weights(c, panel, k0 + length, tiles, &tile);
+    }
+    const char* ahead = tile.ahead;
+    for (int64_t i = 0, row = 0; i < tiles; ++i) {
+      const int height = static_cast<int>(shortest + (i < taller));
+      tile.a = a.data + k0 / kChunk * a.chunk + row * a.row;
+      const Micro both = count == 2 ? isa.micro(type, height, 2) : nullptr;
+      tile.ahead = ahead + i * length / 2 * tile.ahead_step;
+      for (int p = 0; p < (both ? 1 : count); ++p) {
+        tile.b = at(weights, type, p * tile.panel_stride);
+        tile.sums = sums + row * kPair + p * kPanel;
+        (both ? both : isa.micro(type, height, 1))(tile);
+        tile.ahead += tile.ahead_panel;
+      }
+      row += height;
+    }
+  }
+}
+
+void block(const Product& c, Left a, int64_t row0, int64_t rows, int64_t pair) {
+  thread_local Scratch scratch;
+  float* sums = scratch.get(rows * kPair);
+  sum_block(c, a, rows, pair, sums);
+  finish(c, row0, rows, pair, sums);
+}
+
+// Widens rows row0 .. row0 + rows of the left operand to `to`, in the layout of `as`.
+void widen_left(const Product& c, int64_t row0, int64_t rows, Left as, float* to) {
   const int64_t grain = std::max<int64_t>(1, kTaskWork / std::max<int64_t>(1, c.k));
   parallel_for(rows, grain, [&](int64_t begin, int64_t end) {
-    for (int64_t chunk = 0; chunk < chunks; ++chunk) {
-      const int64_t k0 = chunk * kChunk, length = std::min(kChunk, c.k - k0);
-      float* block = to + chunk * rows * kRowStride;
+    for (int64_t k0 = 0; k0 < c.k; k0 += kChunk) {
+      const int64_t length = std::min(kChunk, c.k - k0);
+      float* chunk = to + k0 / kChunk * as.chunk;
       const void* from = at(c.a.data, c.a.type, row0 * c.a.row_stride + k0 * c.a.col_stride);
       if (c.a.col_stride != 1 && c.a.row_stride == 1) {
         for (int64_t i = 0; i < length; ++i) {
-          gather(c.a.type, at(from, c.a.type, i * c.a.col_stride + begin), 1, end - begin,
-                 block + begin * kRowStride + i, kRowStride);
+          gather(c.a.type, at(from, c.a.type, i * c.a.col_stride + begin), 1, end - begin, chunk + begin * as.row + i,
+                 as.row);
         }
       } else {
         for (int64_t r = begin; r < end; ++r) {
-          gather(c.a.type, at(from, c.a.type, r * c.a.row_stride), c.a.col_stride, length, block + r * kRowStride);
+          gather(c.a.type, at(from, c.a.type, r * c.a.row_stride), c.a.col_stride, length, chunk + r * as.row);
         }
       }
     }
   });
 }
 
+// Calls body(first row, rows, first pair, end of pairs) in parallel, over blocks of about `height` rows (the same
+// height all, a multiple of `unit`) and runs of pairs.
+template <class F>
+void over_blocks(const Product& c, int64_t rows, int64_t height, int64_t unit, F&& body) {
+  const int64_t pairs = c.pairs();
+  int64_t blocks = (rows + height - 1) / height;
+  while (blocks * pairs < 2 * num_threads() && rows / blocks > 2 * unit) ++blocks;
+  height = ((rows + blocks - 1) / blocks + unit - 1) / unit * unit;
+  blocks = (rows + height - 1) / height;
+  const int64_t grain = std::max<int64_t>(1, std::min<int64_t>(pairs, kTaskWork / (height * c.k * kPair + 1)));
+  parallel_for(blocks * pairs, grain, [&](int64_t begin, int64_t end) {
+    while (begin < end) {
+      const int64_t first = begin / pairs * height, pair = begin % pairs;
+      const int64_t count = std::min(end - begin, pairs - pair);
+      body(first, std::min(height, rows - first), pair, pair + count);
+      begin += count;
+    }
+  });
+}
+
+#if defined(ALOFT_WITH_AMX)
+bool use_amx(const Product& c) {
+  static const bool has = isa() >= Isa::Amx;
+  return has && c.m >= kAmxRows && c.k > 0 && c.b.type == Element::BF16;
+}
+
+void multiply_amx(const Product& c) {
+  thread_local Scratch copied;
+  const int64_t padded = (c.k + kStep - 1) / kStep * kStep;
+  const int64_t in_l2 = std::max<int64_t>(kPair, kAmxBlockBytes / (padded * 2) / kPair * kPair);
+  const bool as_it_lies = c.a.col_stride == 1 && padded == c.k;
+  const int64_t slab = as_it_lies ? c.m : std::max(in_l2, kSlabFloats * 2 / padded / in_l2 * in_l2);
+  for (int64_t row0 = 0; row0 < c.m; row0 += slab) {
+    const int64_t rows = std::min(slab, c.m - row0);
+    const bf16* a = static_cast<const bf16*>(at(c.a.data, c.a.type, row0 * c.a.row_stride));
+    int64_t a_row = c.a.row_stride;
+    if (!as_it_lies) {
+      bf16* copy = reinterpret_cast<bf16*>(copied.get(rows * padded / 2));
+      parallel_for(rows, std::max<int64_t>(1, kTaskWork / padded), [&](int64_t begin, int64_t end) {
+        for (int64_t r = begin; r < end; ++r) {
+          const bf16* from = a + r * a_row;
+          bf16* to = copy + r * padded;
+          for (int64_t k = 0; k < c.k; ++k) to[k] = from[k * c.a.col_stride];
+          std::memset(to + c.k, 0, static_cast<size_t>(padded - c.k) * sizeof(bf16));
+        }
+      });
+      a = copy, a_row = padded;
+    }
+    over_blocks(c, rows, in_l2, kPair, [&](int64_t first, int64_t count, int64_t pair, int64_t end) {
+      amx_multiply(c, a + first * a_row, a_row, row0 + first, count, pair, end);
+    });
+  }
+}
+#endif
+
 void multiply(const Product& c) {
+#if defined(ALOFT_WITH_AMX)
+  if (use_amx(c)) return multiply_amx(c);
+#endif
   thread_local Scratch widened;
   const int tallest = kernels().max_rows;
-  const int64_t chunks = (c.k + kChunk - 1) / kChunk, row_floats = std::max<int64_t>(1, chunks) * kRowStride;
-  const int64_t panels = (c.n + kPanel - 1) / kPanel;
+  const int64_t chunks = std::max<int64_t>(1, (c.k + kChunk - 1) / kChunk);
+  const bool few = c.m <= tallest;  // whole rows, for tiles that take all of k at once
+  const int64_t row_floats = chunks * (few ? kChunk : kRowStride) + (few ? kPanel : 0);
   const int64_t in_l2 = std::max<int64_t>(4, kBlockBytes / (row_floats * 4) / tallest) * tallest;
   const int64_t slab = std::max(in_l2, kSlabFloats / row_floats / in_l2 * in_l2);
   for (int64_t row0 = 0; row0 < c.m; row0 += slab) {
     const int64_t rows = std::min(slab, c.m - row0);
-    float* a = widened.get(rows * row_floats);
-    widen_left(c, row0, rows, a);
-    const int64_t blocks = (rows + in_l2 - 1) / in_l2, height = (rows + blocks - 1) / blocks;
-    // Weights that are transposed on the way (k contiguous) go through a buffer that must stay in L1.
-    const bool along_k = c.b.layout == WeightLayout::PanelsTransposed ||
-                         (c.b.layout == WeightLayout::Strided && c.b.row_stride == 1 && c.b.col_stride != 1);
-    const int group = along_k ? 2 : height <= 2 ? 8 : height <= 8 ? 4 : 2;
-    const int64_t grain = std::max<int64_t>(1, std::min<int64_t>(panels, kTaskWork / (height * c.k * kPanel + 1)));
-    parallel_for(blocks * panels, grain, [&](int64_t begin, int64_t end) {
-      while (begin < end) {
-        const int64_t first = begin / panels * height, panel = begin % panels;
-        const int count = static_cast<int>(std::min<int64_t>({group, end - begin, panels - panel}));
-        block(c, a + first * kRowStride, rows * kRowStride, row0 + first, std::min(height, rows - first), panel, count);
-        begin += count;
-      }
+    float* data = widened.get(rows * row_floats);
+    const Left a = few ? Left{data, kChunk, row_floats} : Left{data, rows * kRowStride, kRowStride};
+    widen_left(c, row0, rows, a, data);
+    over_blocks(c, rows, in_l2, tallest, [&](int64_t first, int64_t count, int64_t pair, int64_t end) {
+      for (; pair < end; ++pair) block(c, {a.data + first * a.row, a.chunk, a.row}, row0 + first, count, pair);
     });
   }
 }

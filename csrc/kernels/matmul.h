@@ -1,11 +1,13 @@
 // Matrix products: out = alpha * (a @ b) + beta * addend, batched, any strides.
 //
-// Arithmetic: every output element is one chain of fp32 fused multiply-adds over k = 0, 1, ..., K-1, starting
-// at 0, then alpha and beta in fp32, then one rounding to the output type. The chain does not depend on the
-// instruction set, the number of threads, the layout of the operands or the other rows of the batch, so
-// equal inputs give equal bits along every path (the portable code rounds the product before adding where
-// the target has no fused operation: products of two bf16 or two fp16 values are exact in fp32, so that
-// shows for fp32 inputs only, or where a product leaves fp32's range).
+// Arithmetic: every output element is a sum over steps of 32 values of k, from 0. A step sums the products of its even
+// and of its odd k apart, each a chain of fp32 fused multiply-adds from 0 in the order of k, and adds the sum of the
+// two to the total; the last step is filled up with zeros. Then alpha and beta in fp32, then one rounding to the output
+// type. With bf16 operands denormals (operands, partial sums) count as zero up to there. This is what the tile
+// instructions of x86 do (AMX, TDPBF16PS), and everything else follows: the order does not depend on the instruction
+// set, the number of threads, the layout of the operands or the other rows of the batch, so equal inputs give
+// equal bits along every path (the portable code of a target without a fused operation may round twice: fp32 only;
+// the payload of NaNs is not specified).
 #pragma once
 #include <cstdint>
 

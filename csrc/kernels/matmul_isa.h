@@ -1,7 +1,7 @@
-// What one instruction set provides to the loop nest in matmul.cpp.
+// What one instruction set provides to the loop nest in matmul.cpp, and the product both of them work on.
 //
-// The right operand is consumed in panels of 16 columns and chunks of kChunk values of k; the left operand
-// has been widened to fp32 rows of kRowStride floats, one such row for each chunk.
+// The right operand is consumed in pairs of panels of 16 columns; k in steps of kStep (the accumulation order of
+// matmul.h), a chunk of kChunk values at a time where the left operand has many rows.
 #pragma once
 #include <cstdint>
 
@@ -10,24 +10,48 @@
 
 namespace aloft::matmul_detail {
 
-constexpr int64_t kChunk = 128;      // k values handled at a time: 32 columns in fp32 take 16 KiB of L1
+constexpr int64_t kStep = 32;
+constexpr int64_t kChunk = 128;      // k values handled at a time: a pair of panels in fp32 takes 16 KiB of L1
 constexpr int64_t kRowStride = 144;  // not a power of two: rows of one tile spread over the cache's sets
-constexpr int kPanel = 16;
+constexpr int kPanel = 16, kPair = 2 * kPanel;
+constexpr int64_t kAhead = 2048;  // bytes: how far in front weights are fetched, in each of the two panels
 
-// Memory that will be wanted next, fetched while the tile computes: a step further for each k, for each panel.
-struct Ahead {
-  const char* from;
-  int64_t step, panel;  // bytes
+struct Product {
+  int64_t m, n, k;
+  Operand a, b, out, addend;
+  float alpha, beta;
+
+  int64_t panels() const { return (n + kPanel - 1) / kPanel; }
+  int64_t pairs() const { return (panels() + 1) / 2; }
+  int64_t first_panel(int64_t pair) const { return 2 * pair; }
+  int panels_of(int64_t pair) const { return 2 * pair + 1 < panels() ? 2 : 1; }
+  int64_t panel_step() const { return 1; }  // from the first panel of a pair to the second
 };
 
-// accumulators[r * row + p * 16 + j] (+)= sum over k of a[r * kRowStride + k] * b[p * panel_stride + k * k_stride + j]
-// for r < rows, p < panels, j < 16; `fresh` starts from zero. b is of the element type the kernel was asked for.
-using Micro = void (*)(const float* a, const void* b, int64_t panel_stride, int64_t k_stride, int64_t k,
-                       float* accumulators, int64_t row, bool fresh, Ahead ahead);
+// sums[r][0 .. 32) are finished sums of rows row0 .. row0 + rows for the columns of `pair`, kPair floats a row:
+// alpha, addend, rounding, store. The sums are overwritten.
+void finish(const Product& c, int64_t row0, int64_t rows, int64_t pair, float* sums);
+
+// sums[r * row + p * 16 + j] (+)= sum over k of a[r * a_row + k] * b[p * panel_stride + k * k_stride + j]
+// for r < rows, p < panels, j < 16; `fresh` starts from zero. k is a multiple of kStep but at the product's end.
+// `ahead`: memory that will be wanted next, fetched while the tile computes, a step further for every two k.
+struct Tile {
+  const float* a;
+  int64_t a_row;
+  const void* b;  // of the element type the kernel was asked for; strides in elements
+  int64_t panel_stride, k_stride;
+  int64_t k;
+  float* sums;
+  int64_t row;
+  bool fresh;
+  const char* ahead;
+  int64_t ahead_step, ahead_panel;  // bytes
+};
+using Micro = void (*)(const Tile& tile);
 
 struct Kernels {
   int max_rows;  // rows of the tallest tile
-  // Tile of `rows` x (panels * 16); null where it does not fit the registers. panels: 1, 2, 4, 8.
+  // Tile of `rows` x (panels * 16), panels 1 or 2; null where it does not fit the registers.
   Micro (*micro)(Element type, int rows, int panels);
   // to[k * 16 + j] = from[k * k_stride + j], j < 16.
   void (*pack_columns)(Element type, const void* from, int64_t k_stride, int64_t k, float* to);
@@ -35,12 +59,17 @@ struct Kernels {
   void (*pack_rows)(Element type, const void* from, int64_t n_stride, int64_t k, float* to);
   // to[i] = from[i], widened.
   void (*widen)(Element type, const void* from, int64_t count, float* to);
-  // to[i] = from[i], rounded to nearest even.
-  void (*narrow)(Element type, const float* from, int64_t count, void* to);
+  // to[r * to_stride + i] = from[r * kPair + i], rounded to nearest even, for i < count <= kPair, r < rows.
+  void (*narrow)(Element type, const float* from, int64_t rows, int64_t count, void* to, int64_t to_stride);
 };
 
 const Kernels& portable_kernels();
 const Kernels& avx2_kernels();
 const Kernels& avx512_kernels();
+
+// bf16 products through AMX tiles: rows row0 .. row0 + rows, pairs begin .. end. a: the first of these rows, each of
+// k rounded up to kStep values (zero-filled), a_row apart.
+void amx_multiply(const Product& c, const bf16* a, int64_t a_row, int64_t row0, int64_t rows, int64_t begin,
+                  int64_t end);
 
 }  // namespace aloft::matmul_detail

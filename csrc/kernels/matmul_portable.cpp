@@ -1,4 +1,5 @@
 // Tiles of 4 rows x 16 columns in plain C++; the reference for the vector files.
+#include <algorithm>
 #include <cmath>
 
 #include "kernels/matmul_isa.h"
@@ -6,32 +7,39 @@
 namespace aloft::matmul_detail {
 namespace {
 
+// Without a fused operation, double: the product is exact there, and so is its sum with an fp32 value up to bits that
+// cannot change the rounding to fp32 when the factors have 16 bits. (fp32 factors: rounded twice in rare cases.)
 inline float multiply_add(float x, float y, float sum) {
 #ifdef __FP_FAST_FMAF
   return __builtin_fmaf(x, y, sum);
 #else
-  return x * y + sum;
+  return static_cast<float>(static_cast<double>(x) * y + sum);
 #endif
 }
 
 template <class T, int Rows>
-void micro(const float* a, const void* weights, int64_t, int64_t k_stride, int64_t k, float* accumulators, int64_t row,
-           bool fresh, Ahead ahead) {
-  const T* b = static_cast<const T*>(weights);
-  float sum[Rows][kPanel];
-  for (int r = 0; r < Rows; ++r) {
-    for (int j = 0; j < kPanel; ++j) sum[r][j] = fresh ? 0 : accumulators[r * row + j];
-  }
-  for (int64_t i = 0; i < k; ++i) {
-    float wide[kPanel];
-    for (int j = 0; j < kPanel; ++j) wide[j] = to_float(b[i * k_stride + j]);
-    for (int r = 0; r < Rows; ++r) {
-      const float x = a[r * kRowStride + i];
-      for (int j = 0; j < kPanel; ++j) sum[r][j] = multiply_add(x, wide[j], sum[r][j]);
+void micro(const Tile& t) {
+  const T* b = static_cast<const T*>(t.b);
+  for (int r = 0; r < Rows && t.fresh; ++r) std::fill_n(t.sums + r * t.row, kPanel, 0.f);
+  for (int64_t k0 = 0; k0 < t.k; k0 += kStep) {
+    const int64_t steps = std::min(kStep, t.k - k0);
+    float parts[2][Rows][kPanel] = {};  // even k, odd k
+    for (int64_t i = 0; i < steps; ++i) {
+      float wide[kPanel];
+      for (int j = 0; j < kPanel; ++j) wide[j] = to_float(b[(k0 + i) * t.k_stride + j]);
+      auto& part = parts[i & 1];
+      for (int r = 0; r < Rows; ++r) {
+        const float x = t.a[r * t.a_row + k0 + i];
+        for (int j = 0; j < kPanel; ++j) part[r][j] = multiply_add(x, wide[j], part[r][j]);
+      }
     }
-  }
-  for (int r = 0; r < Rows; ++r) {
-    for (int j = 0; j < kPanel; ++j) accumulators[r * row + j] = sum[r][j];
+    for (int r = 0; r < Rows; ++r) {
+      for (int j = 0; j < kPanel; ++j) {
+        float both = parts[0][r][j] + parts[1][r][j];
+        if (steps < kStep) both += 0.f;  // as if zeros followed: no negative zero
+        t.sums[r * t.row + j] += both;
+      }
+    }
   }
 }
 
@@ -98,10 +106,12 @@ void widen(Element type, const void* from, int64_t count, float* to) {
   });
 }
 
-void narrow(Element type, const float* from, int64_t count, void* to) {
+void narrow(Element type, const float* from, int64_t rows, int64_t count, void* to, int64_t to_stride) {
   with_type(type, [&](auto tag) {
     auto* p = static_cast<decltype(tag)*>(to);
-    for (int64_t i = 0; i < count; ++i) p[i] = from_float<decltype(tag)>(from[i]);
+    for (int64_t r = 0; r < rows; ++r, from += kPair, p += to_stride) {
+      for (int64_t i = 0; i < count; ++i) p[i] = from_float<decltype(tag)>(from[i]);
+    }
   });
 }
 

@@ -1,0 +1,232 @@
+// bf16 products through AMX tiles (kernels/tiles.h has their arithmetic, which is the order of matmul.h).
+//
+// Blocking: two row tiles of 16 x two panels of 16 columns, four tiles of sums (0-3), two of the left operand (4, 5;
+// read from where it lies, 16 rows x 32 k), two of weights (6, 7): four products for four loads. A weight tile wants
+// the two values of a k pair side by side, FRACTAL_NZ has whole rows of 16: two rows of a panel are one 64-byte
+// register and one permutation. Up to 32 rows (decode) the pair of panels is streamed: step s + 1 is permuted into a
+// ring in L1 while step s multiplies, the memory kAhead further is fetched meanwhile, and nothing is kept. More rows:
+// the first 32 do the same but keep the permuted pair (64 bytes for each k, L2 at worst), the others reuse it, and
+// the second 32 fetch the next pair of panels.
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+
+#include "kernels/lanes_avx512.h"
+#include "kernels/matmul_isa.h"
+#include "kernels/tiles.h"
+
+namespace aloft::matmul_detail {
+namespace {
+
+constexpr int kTileRows = 16, kBlockRows = 2 * kTileRows;
+constexpr int64_t kTileValues = kTileRows * kStep;  // 1 KiB
+constexpr int64_t kRing = 4;                        // steps
+
+// How a panel's values lie: element (k, j), j < 16.
+struct Source {
+  enum Kind { kRows, kColumns, kHalves, kScattered } kind;
+  const bf16* data;
+  int64_t k_stride;  // kRows: row k of 16 values at k * k_stride. kHalves: k / 16 * k_stride + j * 16 + k % 16
+  int64_t j_stride;  // kColumns: column j, k contiguous, at j * j_stride. kScattered: k * k_stride + j * j_stride
+  int columns;       // of the 16 exist; the others are zero
+};
+
+Source source_of(const Product& c, int64_t panel) {
+  const Operand& b = c.b;
+  const bf16* data = static_cast<const bf16*>(b.data);
+  if (b.layout == WeightLayout::Panels) {
+    return {Source::kRows, data + panel * b.padded_rows * kPanel, kPanel, 1, kPanel};
+  }
+  if (b.layout == WeightLayout::PanelsTransposed) {
+    return {Source::kHalves, data + panel * kPanel * kPanel, b.padded_rows * kPanel, kPanel, kPanel};
+  }
+  const int columns = static_cast<int>(std::min<int64_t>(kPanel, c.n - panel * kPanel));
+  const auto kind = columns < kPanel    ? Source::kScattered
+                    : b.col_stride == 1 ? Source::kRows
+                    : b.row_stride == 1 ? Source::kColumns
+                                        : Source::kScattered;
+  return {kind, data + panel * kPanel * b.col_stride, b.row_stride, b.col_stride, columns};
+}
+
+inline __m512i two_rows(const bf16* first, const bf16* second) {
+  const __m256i low = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(first));
+  return _mm512_inserti64x4(_mm512_castsi256_si512(low), _mm256_loadu_si256(reinterpret_cast<const __m256i*>(second)),
+                            1);
+}
+
+// Words 0 16 1 17 ...: two rows of a panel to their pairs.
+inline __m512i interleave(__m512i rows) {
+  const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21,
+                                         5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+  return _mm512_permutexvar_epi16(order, rows);
+}
+
+inline void fetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+
+// The weight tile of k0 .. k0 + 32, of which `count` exist (the others are zero).
+inline void make_tile(const Source& s, int64_t k0, int64_t count, bf16* to) {
+  if (count == kStep && s.kind == Source::kRows && s.k_stride == kPanel) {
+    const bf16* from = s.data + k0 * kPanel;
+#pragma GCC unroll 16
+    for (int i = 0; i < kTileRows; ++i) {
+      fetch(reinterpret_cast<const char*>(from + i * kStep) + kAhead);
+      _mm512_store_si512(to + i * kStep, interleave(_mm512_loadu_si512(from + i * kStep)));
+    }
+    return;
+  }
+  if (count == kStep && s.kind == Source::kRows) {
+    for (int i = 0; i < kTileRows; ++i) {
+      const bf16* from = s.data + (k0 + 2 * i) * s.k_stride;
+      fetch(from + kStep * s.k_stride);
+      fetch(from + (kStep + 1) * s.k_stride);
+      _mm512_store_si512(to + i * kStep, interleave(two_rows(from, from + s.k_stride)));
+    }
+    return;
+  }
+  if (count == kStep && (s.kind == Source::kColumns || s.kind == Source::kHalves)) {
+    __m512 v[kPanel];
+    if (s.kind == Source::kColumns) {
+#pragma GCC unroll 16
+      for (int j = 0; j < kPanel; ++j) {
+        const bf16* from = s.data + j * s.j_stride + k0;
+        fetch(from + 4 * kStep);
+        v[j] = _mm512_castsi512_ps(_mm512_loadu_si512(from));
+      }
+    } else {
+      const bf16* from = s.data + k0 / kPanel * s.k_stride;
+#pragma GCC unroll 16
+      for (int j = 0; j < kPanel; ++j) {
+        v[j] = _mm512_castsi512_ps(two_rows(from + j * kPanel, from + s.k_stride + j * kPanel));
+      }
+    }
+    transpose16(v);
+#pragma GCC unroll 16
+    for (int i = 0; i < kTileRows; ++i) _mm512_store_si512(to + i * kStep, _mm512_castps_si512(v[i]));
+    return;
+  }
+  for (int64_t k = 0; k < kStep; ++k) {
+    for (int j = 0; j < kPanel; ++j) {
+      bf16& value = to[k / 2 * kStep + 2 * j + (k & 1)];
+      value = bf16{0};
+      if (k >= count || j >= s.columns) continue;
+      const int64_t at = k0 + k;
+      value = s.kind == Source::kHalves    ? s.data[at / kPanel * s.k_stride + j * kPanel + at % kPanel]
+              : s.kind == Source::kColumns ? s.data[j * s.j_stride + at]
+                                           : s.data[at * s.k_stride + j * s.j_stride];
+    }
+  }
+}
+
+TileShapes shapes(int64_t rows) {  // up to kBlockRows
+  const int first = static_cast<int>(std::min<int64_t>(rows, kTileRows)), second = static_cast<int>(rows) - first;
+  TileShapes s;
+  s.set(0, first).set(1, first).set(4, first).set(6, kTileRows).set(7, kTileRows);
+  if (second) s.set(2, second).set(3, second).set(5, second);
+  return s;
+}
+
+// One block of rows x one pair of panels. weights(s): makes sure of step s, returns its tiles (panel 1 after panel 0).
+template <int RowTiles, int Panels, class Next>
+inline void multiply_block(const bf16* a, int64_t a_row, int64_t steps, float* sums, Next&& weights) {
+  _tile_zero(0);
+  if constexpr (Panels == 2) _tile_zero(1);
+  if constexpr (RowTiles == 2) _tile_zero(2);
+  if constexpr (RowTiles == 2 && Panels == 2) _tile_zero(3);
+  const size_t stride = static_cast<size_t>(a_row) * sizeof(bf16);
+  for (int64_t s = 0; s < steps; ++s, a += kStep) {
+    const bf16* b = weights(s);
+    _tile_loadd(6, b, 64);
+    _tile_loadd(4, a, stride);
+    _tile_dpbf16ps(0, 4, 6);
+    if constexpr (RowTiles == 2) {
+      _tile_loadd(5, a + kTileRows * a_row, stride);
+      _tile_dpbf16ps(2, 5, 6);
+    }
+    if constexpr (Panels == 2) {
+      _tile_loadd(7, b + kTileValues, 64);
+      _tile_dpbf16ps(1, 4, 7);
+      if constexpr (RowTiles == 2) _tile_dpbf16ps(3, 5, 7);
+    }
+  }
+  constexpr size_t row = kPair * sizeof(float);
+  _tile_stored(0, sums, row);
+  if constexpr (Panels == 2) _tile_stored(1, sums + kPanel, row);
+  if constexpr (RowTiles == 2) _tile_stored(2, sums + kTileRows * kPair, row);
+  if constexpr (RowTiles == 2 && Panels == 2) _tile_stored(3, sums + kTileRows * kPair + kPanel, row);
+}
+
+template <class Next>
+inline void multiply_block(int64_t rows, int panels, const bf16* a, int64_t a_row, int64_t steps, float* sums,
+                           Next&& weights) {
+  if (rows > kTileRows) {
+    if (panels == 2) return multiply_block<2, 2>(a, a_row, steps, sums, weights);
+    return multiply_block<2, 1>(a, a_row, steps, sums, weights);
+  }
+  if (panels == 2) return multiply_block<1, 2>(a, a_row, steps, sums, weights);
+  return multiply_block<1, 1>(a, a_row, steps, sums, weights);
+}
+
+// Permuted weights: a ring of steps, or all steps of a pair.
+bf16* weight_scratch(int64_t steps) {
+  struct Free {
+    void operator()(bf16* p) const { std::free(p); }
+  };
+  thread_local std::unique_ptr<bf16, Free> data;
+  thread_local int64_t size = 0;
+  if (steps > size) {
+    const size_t bytes = static_cast<size_t>(steps * 2 * kTileValues) * sizeof(bf16);
+    data.reset(static_cast<bf16*>(std::aligned_alloc(64, bytes)));
+    size = data ? steps : 0;
+    if (!data) throw std::bad_alloc();
+  }
+  return data.get();
+}
+
+}  // namespace
+
+void amx_multiply(const Product& c, const bf16* a, int64_t a_row, int64_t row0, int64_t rows, int64_t begin,
+                  int64_t end) {
+  const int64_t steps = (c.k + kStep - 1) / kStep;
+  const bool keep = rows > kBlockRows;
+  bf16* packed = weight_scratch(keep ? steps : kRing);
+  alignas(64) float sums[kBlockRows * kPair];
+  Tiles tiles(shapes(std::min<int64_t>(rows, kBlockRows)));
+  int64_t shaped = std::min<int64_t>(rows, kBlockRows);
+  for (int64_t pair = begin; pair < end; ++pair) {
+    const int panels = c.panels_of(pair);
+    Source source[2];
+    for (int p = 0; p < panels; ++p) source[p] = source_of(c, c.first_panel(pair) + p * c.panel_step());
+    const auto place = [&](int64_t s) { return packed + (keep ? s : s % kRing) * 2 * kTileValues; };
+    const auto make = [&](int64_t s) {
+      const int64_t k0 = s * kStep, count = std::min(kStep, c.k - k0);
+      for (int p = 0; p < panels; ++p) make_tile(source[p], k0, count, place(s) + p * kTileValues);
+    };
+    for (int64_t row = 0; row < rows; row += kBlockRows) {
+      const int64_t height = std::min<int64_t>(kBlockRows, rows - row);
+      if (height != shaped) tiles.configure(shapes(height)), shaped = height;
+      const bf16* from = a + row * a_row;
+      if (row == 0) {
+        make(0);
+        multiply_block(height, panels, from, a_row, steps, sums, [&](int64_t s) {
+          if (s + 1 < steps) make(s + 1);
+          return place(s);
+        });
+      } else if (row == kBlockRows && pair + 1 < end && c.b.layout == WeightLayout::Panels) {
+        const bf16* next = source_of(c, c.first_panel(pair + 1)).data;
+        const int64_t step = c.panel_step() * c.b.padded_rows * kPanel;
+        multiply_block(height, panels, from, a_row, steps, sums, [&](int64_t s) {
+          for (int64_t i = 0; i < kTileValues; i += kStep) {
+            _mm_prefetch(reinterpret_cast<const char*>(next + s * kTileValues + i), _MM_HINT_T1);
+            _mm_prefetch(reinterpret_cast<const char*>(next + step + s * kTileValues + i), _MM_HINT_T1);
+          }
+          return place(s);
+        });
+      } else {
+        multiply_block(height, panels, from, a_row, steps, sums, place);
+      }
+      finish(c, row0 + row, height, pair, sums);
+    }
+  }
+}
+
+}  // namespace aloft::matmul_detail
