@@ -69,10 +69,10 @@ def _cases() -> Iterator[Case]:
                 rows = -(-k // group) if group else 1
                 scale, zero = make.uniform((rows, n), dtype, 1e-2, 1e-1), make.normal((rows, n), dtype, scale=3.0)
                 for form in ("n", "k", "nz"):
-                    call: dict[str, Any] = {"weight_form": form, "antiquant_group_size": group}
+                    options: dict[str, Any] = {"weight_form": form, "antiquant_group_size": group}
                     name = f"int4, {m}x{n}x{k}, groups of {group}, {form}, {dtype}"
-                    yield Case(name, (x, weight, scale), call, dtype=dtype)
-                    yield Case(f"{name}, offset", (x, weight, scale, zero), call, dtype=dtype)
+                    yield Case(name, (x, weight, scale), options, dtype=dtype)
+                    yield Case(f"{name}, offset", (x, weight, scale, zero), options, dtype=dtype)
         weight, scale = make.integers((40, 24), -128, 128, torch.int8), make.uniform((24,), dtype, 1e-3, 1e-2)
         for label, view in layouts(make.normal((5, 40), dtype)):
             yield Case(f"x {label}, {dtype}", (view, weight, scale), dtype=dtype)
