@@ -21,14 +21,15 @@ namespace aloft {
 namespace quant_detail {
 namespace {
 
-constexpr int64_t kRun = 1024;          // values of k packed at a time
+constexpr int64_t kShortRun = 512, kLongRun = 2048;  // values of k packed at a time, for few and for many rows
+constexpr int64_t kFewRows = 4;  // up to here packing is the work: AMX gains nothing
 constexpr int64_t kMaxRows = 512;       // rows that share one packing of the weights
 constexpr int64_t kTaskWork = 1 << 17;  // multiply-adds below which a task is not worth handing out
 
-const QuantTiles& tiles(int bits) {
+const QuantTiles& tiles(int bits, int64_t rows) {
 #if defined(__x86_64__)
 #if defined(ALOFT_WITH_AMX)
-  if (isa() >= Isa::Amx) return amx_tiles();
+  if (isa() >= Isa::Amx && rows > kFewRows) return amx_tiles();
 #endif
   static const bool vnni = __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi");
   if (isa() >= Isa::Avx512 && vnni) return vnni_tiles();
@@ -104,7 +105,8 @@ void run_block(const QuantMatmul& c, const QuantTiles& t, const Left& left, int6
   thread_local Scratch<int32_t> accumulators;
   thread_local Scratch<float> float_sums;
   const int64_t width = b.panels * kColumns;
-  const int64_t run = grouped ? std::max<int64_t>(1, kRun / group) * group : kRun;
+  const int64_t longest = std::min(rounded_up(c.k, t.k_align), b.rows < 16 ? kShortRun : kLongRun);
+  const int64_t run = grouped ? std::max<int64_t>(1, longest / group) * group : longest;
   const int64_t unit = grouped ? group : run;  // k values multiplied at a time
   const int64_t unit_bytes = rounded_up(unit, t.k_align) * kColumns;
   const int64_t panel_stride = unit_bytes * ((run + unit - 1) / unit);
@@ -140,7 +142,7 @@ void run_block(const QuantMatmul& c, const QuantTiles& t, const Left& left, int6
 void quant_matmul(const QuantMatmul& c) {
   using namespace quant_detail;
   if (c.m == 0 || c.n == 0) return;
-  const QuantTiles& t = tiles(c.b.bits);
+  const QuantTiles& t = tiles(c.b.bits, c.m);
   // A zero point or a second group goes the way of the groups.
   const bool grouped = c.group > 0 && (c.zero || c.group < c.k);
   const int64_t group = grouped ? c.group : std::max<int64_t>(1, c.k);
