@@ -15,7 +15,7 @@ PYTEST_ARGS ?=
 
 SOURCES := $(shell find csrc src cmake -type f -not -name '*.pyc' -not -path '*/aloft/lib/*' 2>/dev/null) CMakeLists.txt pyproject.toml
 
-.PHONY: help setup build serve demo chat test lint format cross bench docs clean
+.PHONY: help setup build serve demo chat test lint format cross peers bench bench-table docs clean
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
 
@@ -97,9 +97,17 @@ cross: | $(STAMP)-vllm
 	  -DCMAKE_TOOLCHAIN_FILE=$(CURDIR)/cmake/aarch64.cmake
 	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/aarch64
 
-## make bench    measure, into benchmarks/results/latest.json (QUICK=1: fewer repetitions)
+## make peers    the other engines the benchmark compares with, each in its own environment below .venv-peers
+peers: setup
+	PYTHON=$(PYTHON) benchmarks/peers.sh
+
+## make bench    measure against the peers, into benchmarks/results (QUICK=1: the main figures, at most 6 minutes)
 bench: setup
-	$(BIN)/python benchmarks/run.py $(if $(QUICK),--quick)
+	$(BIN)/python benchmarks/run.py $(if $(QUICK),--quick) $(ARGS)
+
+## make bench-table  README.md's table from benchmarks/results/latest.json
+bench-table: setup
+	$(BIN)/python benchmarks/table.py
 
 ## make docs     write docs/ops.md anew
 docs: $(STAMP)-aloft

@@ -1,6 +1,6 @@
 """One measurement in a process of its own: prints rows as one line of JSON. Started by run.py.
 
-measure.py imports | route | engine NAME MODEL PRECISION --repeats N
+measure.py imports | route --repeats N
 """
 
 from __future__ import annotations
@@ -9,28 +9,13 @@ import argparse
 import gc
 import json
 import os
-import random
-import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-MODEL_NAME = "SmolLM2-135M-Instruct"
-VOCABULARY = 49_000
-DECODE_BATCHES = (1, 8, 32)
-DECODE_PROMPT, DECODE_TOKENS = 32, 64
-PREFILL_PROMPTS = (512,)
-Row = dict[str, Any]
-
-
-def row(figure: str, values: list[float], unit: str, **more: Any) -> Row:
-    """A row of the results: the median of the values, with their range."""
-    base = {"figure": figure, "model": "", "engine": "", "precision": "", "batch": 0, "prompt": 0}
-    spread = {"runs": len(values), "min": min(values), "max": max(values)}
-    return {**base, **more, "value": statistics.median(values), "unit": unit, **spread}
+from results import Row, row
 
 
 def measure_imports(repeats: int) -> list[Row]:
@@ -92,59 +77,13 @@ def measure_route(repeats: int) -> list[Row]:
     return [row(f"route_overhead_{name}", values, "us", engine="aloft") for name, values in over.items()]
 
 
-def measure_engine(name: str, model: Path, precision: str, repeats: int) -> list[Row]:
-    """Start, prefill, time to first token and decoding of one engine."""
-    import engines
-
-    common = {"model": MODEL_NAME, "engine": name, "precision": precision}
-    if name == "aloft":
-        from vllm import LLM  # noqa: F401  # importing is no part of the start
-    started = time.perf_counter()
-    longest = max(*PREFILL_PROMPTS, DECODE_PROMPT + DECODE_TOKENS) + 16
-    engine = engines.start(name, model, precision, max(DECODE_BATCHES), longest)
-    rows = [row("engine_start", [time.perf_counter() - started], "s", **common)]
-    chance = random.Random(0)
-
-    def prompts(batch: int, length: int) -> list[list[int]]:
-        return [[chance.randrange(100, VOCABULARY) for _ in range(length)] for _ in range(batch)]
-
-    samples: dict[tuple[str, int, int, str], list[float]] = {}
-
-    def note(figure: str, batch: int, prompt: int, unit: str, value: float) -> None:
-        samples.setdefault((figure, batch, prompt, unit), []).append(value)
-
-    for repeat in range(repeats + 1):
-        keep = repeat > 0  # the first round warms up
-        for length in PREFILL_PROMPTS:
-            timing = engine.generate(prompts(1, length), 1)
-            if keep:
-                note("prefill", 1, length, "tok/s", length / timing.first_s)
-        for batch in DECODE_BATCHES:
-            timing = engine.generate(prompts(batch, DECODE_PROMPT), DECODE_TOKENS)
-            if keep:
-                speed = timing.tokens_after_first / (timing.total_s - timing.first_s)
-                note("decode", batch, DECODE_PROMPT, "tok/s", speed)
-                if batch == 1:
-                    note("time_to_first_token", 1, DECODE_PROMPT, "s", timing.first_s)
-    for (figure, batch, prompt, unit), values in samples.items():
-        rows.append(row(figure, values, unit, **common, batch=batch, prompt=prompt))
-    return rows
-
-
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=("imports", "route", "engine"))
-    parser.add_argument("of", nargs="*")
+    parser.add_argument("what", choices=("imports", "route"))
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
-    if args.what == "imports":
-        rows = measure_imports(args.repeats)
-    elif args.what == "route":
-        rows = measure_route(args.repeats)
-    else:
-        name, model, precision = args.of
-        rows = measure_engine(name, Path(model), precision, args.repeats)
+    rows = measure_imports(args.repeats) if args.what == "imports" else measure_route(args.repeats)
     print("\n" + json.dumps(rows), flush=True)
     os._exit(0)  # what an engine leaves behind at exit is none of the figures
 

@@ -1,7 +1,8 @@
-"""Measure aloft on this machine and write benchmarks/results/latest.json (`make bench`).
+"""Measure aloft and its peers side by side on this machine (`make bench`).
 
-Rows: {figure, model, engine, precision, batch, prompt, value, unit} and the number and range of the runs; value is the
-median. Machine, versions, commit and command lie beside them: a figure without these says nothing.
+Engines that compute the same model at the same weight precision are alive together, each in a process and environment
+of its own, and take turns at every figure; the machine's limits are measured between their turns. Written:
+benchmarks/results/<date>-<processor>.json, the same as .md, and latest.json (see results.py for the fields).
 """
 
 from __future__ import annotations
@@ -9,94 +10,128 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import os
-import platform
 import shlex
 import subprocess
 import sys
-from importlib import metadata
+import tempfile
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import bounds
+import host
+import plan as plans
+import table
+import workers
+from results import Samples, ratios, row
+from session import Sitting, say
+
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
+MEASURE_ENVIRONMENT = {"OMP_NUM_THREADS": str(workers.THREADS)}
 
 
 def measure(*arguments: str, repeats: int) -> list[dict[str, Any]]:
-    """Rows of one measurement, made in a process of its own."""
+    """Rows of one measurement of aloft alone (measure.py), made in a process of its own."""
     command = [sys.executable, str(HERE / "measure.py"), *arguments, "--repeats", str(repeats)]
-    print("measuring:", *arguments, file=sys.stderr, flush=True)
+    say("measuring", *arguments)
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{shlex.join(command)} ended with status {done.returncode}")
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def machine() -> dict[str, Any]:
-    """What the figures were measured on."""
-    info = Path("/proc/cpuinfo").read_text()
-    facts = dict(line.split(":", 1) for line in info.splitlines() if ":" in line)
-    facts = {key.strip(): value.strip() for key, value in facts.items()}
-    flags = set(facts.get("flags", facts.get("Features", "")).split())
-    return {
-        "cpu": facts.get("model name", platform.machine()),
-        "cores": len(os.sched_getaffinity(0)),
-        "isa": sorted(flags & {"avx2", "fma", "f16c", "avx512bw", "avx512_bf16", "avx512_vnni", "amx_bf16", "asimd"}),
-        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        "system": platform.platform(),
-        "load_before": round(os.getloadavg()[0], 2),
-    }
-
-
-def versions() -> dict[str, str]:
-    """Versions of what was measured."""
-    found = {"python": platform.python_version()}
-    for name in ("vllm-aloft", "torch", "torch_npu", "vllm", "transformers"):
-        found[name] = metadata.version(name)
-    return found
-
-
-def commit() -> str:
-    """The commit measured, with a mark where files differ from it; empty outside a repository."""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-    return subprocess.run(command, cwd=HERE, capture_output=True, text=True, check=False).stdout.strip()
+def chosen(plan: plans.Plan, args: argparse.Namespace) -> plans.Plan:
+    """The plan cut down to what was asked for."""
+    sessions = plan.sessions
+    if args.models:
+        sessions = [session for session in sessions if session.model in args.models.split(",")]
+    if args.classes:
+        sessions = [session for session in sessions if session.precision in args.classes.split(",")]
+    if args.engines:
+        names = args.engines.split(",")
+        cut = [tuple(k for k in s.kinds if k.engine in names or f"{k.engine}-{k.precision}" in names) for s in sessions]
+        sessions = [replace(session, kinds=kinds) for session, kinds in zip(sessions, cut, strict=True) if kinds]
+    if args.figures:
+        names = args.figures.split(",")
+        sessions = [
+            replace(
+                s,
+                prefill=tuple(n for n in s.prefill if f"prefill-{n}" in names or "prefill" in names),
+                decode=tuple(c for c in s.decode if f"decode-{c.batch}-{c.prompt}" in names or "decode" in names),
+            )
+            for s in sessions
+        ]
+    if args.rounds:
+        sessions = [replace(session, rounds=args.rounds) for session in sessions]
+    return replace(plan, sessions=sessions)
 
 
 def main() -> None:
     """Measure everything asked for and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="one repetition instead of five")
-    parser.add_argument("--engines", default="aloft", help="comma-separated names (see benchmarks/engines)")
-    parser.add_argument("--precision", default="bf16", help="comma-separated: bf16, fp16, fp32")
-    parser.add_argument("--model", type=Path, help="model folder; the demo model where left out")
-    parser.add_argument("--out", type=Path, default=RESULTS / "latest.json")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="the main figures in at most six minutes")
+    parser.add_argument("--models", help="comma-separated; all of the plan where left out")
+    parser.add_argument("--classes", help="precision classes: 16-bit, fp32, 8-bit, 4-bit")
+    parser.add_argument("--engines", help="engine or engine-precision, such as aloft,llama_cpp-f16")
+    parser.add_argument("--figures", help="such as prefill,decode-1-32")
+    parser.add_argument("--rounds", type=int, help="samples of each figure")
+    parser.add_argument("--only-engines", action="store_true", help="leave out imports, route and servers")
+    parser.add_argument("--out", type=Path, help="one JSON file to write instead of those in benchmarks/results")
     args = parser.parse_args()
-    repeats = 1 if args.quick else 5
+    plan = chosen(plans.quick() if args.quick else plans.full(), args)
+    started = time.monotonic()
+    bounds.build()
+    roof = bounds.Roofline(workers.THREADS)
+    now = datetime.datetime.now(datetime.UTC)
     report: dict[str, Any] = {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "date": now.isoformat(timespec="seconds"),
         "command": shlex.join(["python", "benchmarks/run.py", *sys.argv[1:]]),
-        "commit": commit(),
-        "machine": machine(),
-        "versions": versions(),
-        "rows": [],
+        "commit": host.commit(),
+        "machine": host.machine(),
+        "versions": host.versions(),
+        "threads": workers.THREADS,
     }
-    model = args.model
-    if model is None:
-        from aloft.cli.demo_model import ensure
+    samples = Samples()
+    shapes, missing, agreement = {}, {}, {}
+    logs = Path(tempfile.mkdtemp(prefix="aloft-bench-"))
+    say("logs of the engines:", logs)
+    for session in plan.sessions:
+        sitting = Sitting(session, samples, roof, logs)
+        sitting.run()
+        shapes[session.model] = sitting.shape()
+        title = f"{session.model} {session.precision}"
+        missing[title], agreement[title] = sitting.missing, sitting.agreement
+    rows = samples.rows()
+    if not args.only_engines:
+        rows += measure("imports", repeats=plan.import_repeats)
+        rows += measure("route", repeats=plan.route_repeats)
+    limits = {name: row(name, values, unit) for (name, unit), values in roof.samples.items()}
+    report |= {
+        "roofline": limits,
+        "missing": {title: found for title, found in missing.items() if found},
+        "agreement": agreement,
+        "rows": rows,
+        "ratios": ratios(rows, shapes, roof),
+    }
+    report["seconds"] = round(time.monotonic() - started)
+    write(report, args.out, now)
 
-        model = ensure()
-    rows = report["rows"]
-    rows += measure("imports", repeats=min(repeats, 3))
-    rows += measure("route", repeats=repeats)
-    for engine in args.engines.split(","):
-        for precision in args.precision.split(","):
-            rows += measure("engine", engine, str(model), precision, repeats=repeats)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(report, indent=1) + "\n")
-    for entry in rows:
-        where = f"{entry['engine']} {entry['precision']} batch {entry['batch']} prompt {entry['prompt']}"
-        print(f"{entry['figure']:<32} {where:<32} {entry['value']:>10.3f} {entry['unit']}")
-    print(f"written: {args.out}")
+
+def write(report: dict[str, Any], out: Path | None, now: datetime.datetime) -> None:
+    """Write the files and print the table."""
+    text = json.dumps(report, indent=1) + "\n"
+    if out is None:
+        RESULTS.mkdir(parents=True, exist_ok=True)
+        out = RESULTS / f"{now:%Y-%m-%d}-{host.slug(report['machine']['cpu'])}.json"
+        (RESULTS / "latest.json").write_text(text)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(text)
+    page = table.markdown(report)
+    out.with_suffix(".md").write_text(page)
+    print(page)
+    say(f"written: {out} ({report['seconds']} s)")
 
 
 if __name__ == "__main__":

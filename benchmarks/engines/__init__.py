@@ -1,40 +1,64 @@
-"""Engines under measurement. Each module offers `start(model, precision, max_batch, max_length) -> Engine`."""
+"""Engines under measurement: `<name>.py` here, imported only in a worker process of that engine (see worker.py).
+
+Each module has `load(model, precision, max_batch, max_length, threads) -> Engine`. What it imports at its top counts as
+imports, what `load` does as the rest of the start.
+"""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
-# Name on the command line -> module of this package. Imported in the process that measures it, and only there.
-ENGINES = {"aloft": "aloft"}
-
-
-@dataclass(frozen=True)
-class Timing:
-    """One batch from the first request to the last token, in seconds since its start."""
-
-    first_s: float  # every sequence has its first token
-    total_s: float  # every sequence has all its tokens
-    tokens_after_first: int  # tokens made between the two, all sequences together
+Tokens = list[list[int]]
 
 
 class Engine(Protocol):
-    """A loaded model that can be timed."""
+    """A loaded model that makes tokens greedily, the end-of-text token ignored, for one batch at a time."""
 
-    def generate(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> Timing:
-        """Greedily make num_tokens for each prompt (token ids), all at once, ignoring the end-of-text token."""
+    def begin(self, prompts: Sequence[Sequence[int]]) -> Tokens:
+        """Take the prompts (token ids) and return what was made when every one has its first token."""
+
+    def decode(self, steps: int) -> Tokens:
+        """Make `steps` more tokens for each sequence and return them, a list a sequence."""
+
+    def end(self) -> None:
+        """Forget the batch."""
 
 
-def load(name: str) -> object:
-    """The module of an engine."""
-    if name not in ENGINES:
-        raise SystemExit(f"unknown engine {name!r}; there are: {', '.join(sorted(ENGINES))}")
-    return importlib.import_module(f"engines.{ENGINES[name]}")
+@dataclass(frozen=True)
+class Kind:
+    """An engine in one precision, as it is named in the results."""
+
+    engine: str  # module of this package
+    precision: str  # what the module's load() takes: the weights' type
+    environment: str = ""  # folder below .venv-peers; empty: aloft's own environment
+    form: str = "folder"  # "folder": Hugging Face folder, "gguf": GGUF file of that precision
+    quick: bool = False  # whether `--quick` measures it
 
 
-def start(name: str, model: Path, precision: str, max_batch: int, max_length: int) -> Engine:
-    """Load the model into an engine."""
-    return load(name).start(model, precision, max_batch, max_length)  # type: ignore[attr-defined]
+# Precision class -> who competes in it. In a class all weights take the same bits; activations are the engine's choice.
+CLASSES: dict[str, tuple[Kind, ...]] = {
+    "16-bit": (
+        Kind("aloft", "bf16", quick=True),
+        Kind("llama_cpp", "f16", "llama_cpp", "gguf", quick=True),
+        Kind("llama_cpp", "bf16", "llama_cpp", "gguf"),
+        Kind("vllm_cpu", "bf16", "vllm_cpu"),
+        Kind("openvino", "f16", "openvino", "gguf", quick=True),
+        Kind("transformers", "bf16", "vllm_cpu"),
+    ),
+    "fp32": (
+        Kind("aloft", "fp32"),
+        Kind("llama_cpp", "f32", "llama_cpp", "gguf"),
+        Kind("vllm_cpu", "fp32", "vllm_cpu"),
+        Kind("transformers", "fp32", "vllm_cpu"),
+    ),
+    "8-bit": (
+        Kind("llama_cpp", "q8_0", "llama_cpp", "gguf"),
+        Kind("openvino", "q8_0", "openvino", "gguf"),
+    ),
+    "4-bit": (
+        Kind("llama_cpp", "q4_0", "llama_cpp", "gguf"),
+        Kind("openvino", "q4_0", "openvino", "gguf"),
+    ),
+}

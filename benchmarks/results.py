@@ -1,0 +1,84 @@
+"""Rows and ratios of a report, from samples.
+
+rows:   {figure, model, engine, precision, batch, prompt, value, unit} and weights (what the engine was given), runs,
+        min, max; value is the median
+ratios: {figure, model, precision, batch, prompt, aloft, best_peer, best_peer_value, ratio, bound_share}; a ratio above
+        1 means that aloft is ahead, also where less is better; bound_share is the time the machine's limits leave (see
+        bounds.py) over the time aloft takes
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+from typing import Any
+
+from bounds import Roofline, Shape
+from engines import Kind
+from plan import Session
+
+Row = dict[str, Any]
+LESS_IS_BETTER = ("s", "ms", "MiB")
+COMPARED = ("prefill", "prefill_batch", "decode", "engine_start", "peak_memory", "time_to_first_token", "server_start")
+
+
+def row(figure: str, values: list[float], unit: str, **more: Any) -> Row:
+    """A row: the median of the values, with their number and range."""
+    base = {"figure": figure, "model": "", "engine": "", "precision": "", "batch": 0, "prompt": 0}
+    spread = {"runs": len(values), "min": min(values), "max": max(values)}
+    return {**base, **more, "value": statistics.median(values), "unit": unit, **spread}
+
+
+class Samples:
+    """Values as they are measured."""
+
+    def __init__(self) -> None:
+        self._values: dict[tuple[str, str, str, str, str, int, int, str], list[float]] = {}
+
+    def add(self, session: Session, kind: Kind, figure: str, batch: int, prompt: int, unit: str, value: float) -> None:
+        """Note one value."""
+        key = (figure, session.model, kind.engine, session.precision, kind.precision, batch, prompt, unit)
+        self._values.setdefault(key, []).append(value)
+
+    def rows(self) -> list[Row]:
+        """One row a figure."""
+        return [
+            row(figure, values, unit, model=model, engine=engine, precision=precision, weights=weights, batch=batch,
+                prompt=prompt)
+            for (figure, model, engine, precision, weights, batch, prompt, unit), values in self._values.items()
+        ]  # fmt: skip
+
+
+def ratios(rows: Iterable[Row], shapes: dict[str, Shape], roof: Roofline) -> list[Row]:
+    """aloft against the best other engine, for every figure that both have."""
+    groups: dict[tuple[str, str, str, int, int], list[Row]] = {}
+    for entry in rows:
+        if entry["figure"] in COMPARED:
+            key = tuple(entry[name] for name in ("figure", "model", "precision", "batch", "prompt"))
+            groups.setdefault(key, []).append(entry)  # type: ignore[arg-type]
+    found = []
+    for (figure, model, precision, batch, prompt), entries in groups.items():
+        less = entries[0]["unit"] in LESS_IS_BETTER
+        best = min if less else max
+        mine = [entry for entry in entries if entry["engine"] == "aloft"]
+        peers = [entry for entry in entries if entry["engine"] != "aloft"]
+        if not mine:
+            continue
+        own = best(entry["value"] for entry in mine)
+        line: Row = {"figure": figure, "model": model, "precision": precision, "batch": batch, "prompt": prompt}
+        line |= {"aloft": own, "best_peer": None, "best_peer_value": None, "ratio": None, "bound_share": None}
+        if peers:
+            peer = best(peers, key=lambda entry: entry["value"])
+            line["best_peer"] = f"{peer['engine']} {peer.get('weights', '')}".strip()
+            line["best_peer_value"] = peer["value"]
+            line["ratio"] = peer["value"] / own if less else own / peer["value"]
+        if model in shapes and figure in ("decode", "prefill"):
+            shape = shapes[model]
+            if figure == "decode":
+                least, taken = shape.decode_bound(precision, batch, prompt, roof), batch / own
+            else:
+                least, taken = shape.prefill_bound(precision, prompt, roof), prompt / own
+            line["bound_share"] = least / taken if least else None
+        line["unit"] = entries[0]["unit"]
+        found.append(line)
+    return found

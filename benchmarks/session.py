@@ -1,0 +1,192 @@
+"""One model in one precision class: start its engines, then take turns at every figure, round by round."""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import models
+import workers
+from bounds import Roofline, Shape
+from engines import Kind
+from plan import Decode, Session
+from results import Samples
+
+AGREE_TOKENS = 24
+# A sentence the greedy continuation of which every engine can be asked for (SmolLM2's tokens).
+_SENTENCE = [504, 3575, 282, 4649, 314]
+
+
+def say(*words: object) -> None:
+    """Progress, on standard error."""
+    print(time.strftime("%H:%M:%S"), *words, file=sys.stderr, flush=True)
+
+
+class Sitting:
+    """A session while it is measured."""
+
+    def __init__(self, session: Session, samples: Samples, roof: Roofline, logs: Path) -> None:
+        self.session = session
+        self.samples = samples
+        self.roof = roof
+        self.logs = logs
+        self.workers: dict[Kind, workers.Worker] = {}
+        self.missing: dict[str, str] = {}
+        self.agreement: dict[str, Any] = {}
+        self._random = random.Random(session.model)
+        self._turn = 0
+
+    def run(self) -> None:
+        """Measure everything the session names."""
+        session = self.session
+        with ExitStack() as stack:
+            for start in range(session.starts):
+                last = start == session.starts - 1
+                for kind in session.kinds:
+                    self._start(kind, stack, keep=last)
+            self._agree()
+            for length in session.prefill:
+                self._prefill(length)
+            for case in session.decode:
+                self._decode(case)
+            for kind in list(self.workers):
+                self._ask(
+                    kind, "memory", lambda kind, answer: self._note(kind, "peak_memory", answer["peak_mib"], "MiB")
+                )
+
+    def _start(self, kind: Kind, stack: ExitStack, keep: bool) -> None:
+        session = self.session
+        name = f"{kind.engine} {kind.precision}"
+        reason = workers.missing(kind)
+        if reason:
+            self.missing[name] = reason
+            return
+        say(session.model, session.precision, "starting", name)
+        worker = workers.Worker(kind, self.logs / f"{kind.engine}-{kind.precision}.log")
+        try:
+            path = self._file(kind)
+            imports = worker.ask("import_engine")["seconds"]
+            sizes = {"max_batch": session.max_batch, "max_length": session.max_length, "threads": workers.THREADS}
+            rest = worker.ask("load", model=str(path), precision=kind.precision, **sizes)["seconds"]
+            warm = time.perf_counter()
+            worker.ask("begin", prompts=self._prompts(1, 32))
+            worker.ask("decode", steps=4)
+            worker.ask("end")
+            warm = time.perf_counter() - warm
+        except (workers.WorkerFailed, OSError) as error:
+            self.missing[name] = str(error)
+            say(name, "cannot be measured:", error)
+            worker.close()
+            return
+        self._note(kind, "engine_imports", imports, "s")
+        self._note(kind, "engine_start", rest, "s")
+        self._note(kind, "engine_first_use", warm, "s")
+        if keep:
+            stack.enter_context(worker)
+            self.workers[kind] = worker
+        else:
+            worker.close()
+
+    def _file(self, kind: Kind) -> Path:
+        if kind.form == "folder":
+            return models.folder(self.session.model)
+        if kind.precision in models.GGUF_PLAIN:
+            return models.gguf(self.session.model, kind.precision)
+        return models.quantized(self.session.model, kind.precision, workers.quantize)
+
+    def _prompts(self, batch: int, length: int) -> list[list[int]]:
+        most = models.VOCABULARY[self.session.model] - 1000  # special tokens lie at both ends
+        return [[self._random.randrange(100, most) for _ in range(length)] for _ in range(batch)]
+
+    def _note(self, kind: Kind, figure: str, value: float, unit: str, batch: int = 0, prompt: int = 0) -> None:
+        self.samples.add(self.session, kind, figure, batch, prompt, unit, value)
+
+    def _ask(self, kind: Kind, call: str, use: Callable[[Kind, dict[str, Any]], None], **arguments: Any) -> None:
+        """Ask one engine; one that fails is out of the session, with its reason."""
+        worker = self.workers.get(kind)
+        if worker is None:
+            return
+        try:
+            use(kind, worker.ask(call, **arguments))
+        except workers.WorkerFailed as error:
+            say(kind.engine, kind.precision, "failed in", call, error)
+            self.missing[f"{kind.engine} {kind.precision}"] = f"failed in {call}: {error}"
+            worker.close()
+            del self.workers[kind]
+
+    def _order(self) -> list[Kind]:
+        """Who is measured in which order: another one begins each round."""
+        self._turn += 1
+        kinds = [kind for kind in self.session.kinds if kind in self.workers]
+        shift = self._turn % max(1, len(kinds))
+        return kinds[shift:] + kinds[:shift]
+
+    def _agree(self) -> None:
+        """The greedy continuation of one prompt, so that we know that all compute the same model."""
+        found: dict[str, list[int]] = {}
+
+        def first(kind: Kind, answer: dict[str, Any]) -> None:
+            found[f"{kind.engine} {kind.precision}"] = answer["tokens"][0]
+
+        def rest(kind: Kind, answer: dict[str, Any]) -> None:
+            found[f"{kind.engine} {kind.precision}"] += answer["tokens"][0]
+
+        for kind in list(self.workers):
+            self._ask(kind, "begin", first, prompts=[_SENTENCE])
+            self._ask(kind, "decode", rest, steps=AGREE_TOKENS - 1)
+            self._ask(kind, "end", _nothing)
+        names = list(found)
+        base = found[names[0]] if names else []
+        for name, tokens in found.items():
+            same = next((i for i, (a, b) in enumerate(zip(base, tokens, strict=False)) if a != b), len(base))
+            self.agreement[name] = {"equal_to": names[0], "leading_tokens_equal": same, "of": len(base)}
+
+    def _prefill(self, length: int) -> None:
+        say(self.session.model, self.session.precision, f"prefill {length}")
+
+        def note(kind: Kind, answer: dict[str, Any]) -> None:
+            self._note(kind, "prefill", length / answer["seconds"], "tok/s", 1, length)
+
+        for number in range(self.session.rounds + 1):
+            prompts = self._prompts(1, length)
+            self.roof.sample(arithmetic=number == 0)
+            for kind in self._order():
+                self._ask(kind, "begin", note if number else _nothing, prompts=prompts)  # the first warms up
+                self._ask(kind, "end", _nothing)
+
+    def _decode(self, case: Decode) -> None:
+        say(self.session.model, self.session.precision, f"decode {case.batch} after {case.prompt}")
+        prompts = self._prompts(case.batch, case.prompt)
+
+        def note(kind: Kind, answer: dict[str, Any]) -> None:
+            each = answer["seconds"] / case.steps
+            self._note(kind, "decode", case.batch / each, "tok/s", case.batch, case.prompt)
+            self._note(kind, "decode_step", 1e3 * each, "ms", case.batch, case.prompt)
+
+        def whole(kind: Kind, answer: dict[str, Any]) -> None:
+            if case.batch > 1:
+                rate = case.batch * case.prompt / answer["seconds"]
+                self._note(kind, "prefill_batch", rate, "tok/s", case.batch, case.prompt)
+
+        for kind in self._order():
+            self._ask(kind, "begin", whole, prompts=prompts)
+            self._ask(kind, "decode", _nothing, steps=4)
+        for _ in range(self.session.rounds):
+            self.roof.sample()
+            for kind in self._order():
+                self._ask(kind, "decode", note, steps=case.steps)
+        for kind in list(self.workers):
+            self._ask(kind, "end", _nothing)
+
+    def shape(self) -> Shape:
+        """Dimensions of the model."""
+        return Shape.of(models.folder(self.session.model))
+
+
+def _nothing(kind: Kind, answer: dict[str, Any]) -> None:
+    """For answers nobody needs."""
