@@ -29,7 +29,7 @@ constexpr int64_t kBlockBytes = int64_t{512} << 10;   // the part of it a task w
 constexpr int64_t kAmxBlockBytes = int64_t{1} << 20;  // the same for bf16 rows: half of a 2 MiB L2
 constexpr int64_t kTaskWork = 24576;                  // multiply-adds below which a task is not worth handing out
 constexpr int64_t kSmallProduct = int64_t{1} << 18;   // a batch of products up to this size is split by product
-constexpr int64_t kAmxRows = 4;  // from here on AMX is faster than AVX-512 (docs: benchmarks/kernels)
+constexpr int64_t kAmxRows = 7;  // fewer rows stream faster through AVX-512 (benchmarks/kernels/README.md)
 
 const Kernels& kernels() {
   static const Kernels& chosen = []() -> const Kernels& {
@@ -194,9 +194,9 @@ void sum_block(const Product& c, Left a, int64_t rows, int64_t pair, float* sums
   const FlushDenormals flushed(b.type == Element::BF16);
   float* buffer = in_place ? nullptr : packed.get(2 * kChunk * kPanel);
   const bool at_once = in_place && tiles == 1 && a.chunk == kChunk;
-  const int64_t longest = at_once ? c.k : kChunk;
-  for (int64_t k0 = 0; k0 < c.k; k0 += longest) {
-    const int64_t length = std::min(longest, c.k - k0);
+  const int64_t end = at_once ? std::max(int64_t{0}, c.k - kAhead) / kStep * kStep : 0;  // then the next pair is near
+  for (int64_t k0 = 0, length; k0 < c.k; k0 += length) {
+    length = std::min(k0 < end ? end : at_once ? c.k : kChunk, c.k - k0);
     Tile tile;
     tile.k = length, tile.a_row = a.row, tile.row = kPair, tile.fresh = k0 == 0;
     Element type = Element::F32;
@@ -212,17 +212,17 @@ void sum_block(const Product& c, Left a, int64_t rows, int64_t pair, float* sums
       tile.panel_stride = kChunk * kPanel, tile.k_stride = kPanel;
       for (int p = 0; p < count; ++p) pack(c, panel + p * c.panel_step(), k0, length, buffer + p * kChunk * kPanel);
     }
-    if (tiles == 1 && in_place) {
-      const int64_t bytes = static_cast<int64_t>(bytes_of(type));
-      tile.ahead = static_cast<const char*>(weights) + (tile.k_stride == kPanel ? kAhead : 16 * tile.k_stride * bytes);
-      tile.ahead_step = 2 * tile.k_stride * bytes, tile.ahead_panel = tile.panel_stride * bytes;
+    if (k0 < end) {
+      const int64_t line = tile.k_stride * static_cast<int64_t>(bytes_of(type));
+      tile.ahead = static_cast<const char*>(weights) + kAhead * line;
+      tile.ahead_step = 2 * line, tile.ahead_panel = tile.panel_stride * static_cast<int64_t>(bytes_of(type));
     } else {
       next_weights(c, panel, k0 + length, tiles, &tile);
     }
     const char* ahead = tile.ahead;
     for (int64_t i = 0, row = 0; i < tiles; ++i) {
       const int height = static_cast<int>(shortest + (i < taller));
-      tile.a = a.data + k0 / kChunk * a.chunk + row * a.row;
+      tile.a = a.data + k0 / kChunk * a.chunk + k0 % kChunk + row * a.row;
       const Micro both = count == 2 ? isa.micro(type, height, 2) : nullptr;
       tile.ahead = ahead + i * length / 2 * tile.ahead_step;
       for (int p = 0; p < (both ? 1 : count); ++p) {

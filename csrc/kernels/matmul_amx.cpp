@@ -63,17 +63,20 @@ inline __m512i interleave(__m512i rows) {
 
 inline void fetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 
-// The weight tile of k0 .. k0 + 32, of which `count` exist (the others are zero).
-inline void make_tile(const Source& s, int64_t k0, int64_t count, bf16* to) {
-  if (count == kStep && s.kind == Source::kRows && s.k_stride == kPanel) {
-    const bf16* from = s.data + k0 * kPanel;
+// A step of two panels in FRACTAL_NZ. Lines of the two alternate, and so do those fetched for later.
+inline void make_tiles(const bf16* first, const bf16* second, const bf16* later_first, const bf16* later_second,
+                       bf16* to) {
 #pragma GCC unroll 16
-    for (int i = 0; i < kTileRows; ++i) {
-      fetch(reinterpret_cast<const char*>(from + i * kStep) + kAhead);
-      _mm512_store_si512(to + i * kStep, interleave(_mm512_loadu_si512(from + i * kStep)));
-    }
-    return;
+  for (int i = 0; i < kTileRows; ++i) {
+    fetch(later_first + i * kStep);
+    _mm512_store_si512(to + i * kStep, interleave(_mm512_loadu_si512(first + i * kStep)));
+    fetch(later_second + i * kStep);
+    _mm512_store_si512(to + kTileValues + i * kStep, interleave(_mm512_loadu_si512(second + i * kStep)));
   }
+}
+
+// The weight tile of k0 .. k0 + 32, of which `count` exist (the others are zero), however it lies.
+void make_tile(const Source& s, int64_t k0, int64_t count, bf16* to) {
   if (count == kStep && s.kind == Source::kRows) {
     for (int i = 0; i < kTileRows; ++i) {
       const bf16* from = s.data + (k0 + 2 * i) * s.k_stride;
@@ -192,40 +195,71 @@ void amx_multiply(const Product& c, const bf16* a, int64_t a_row, int64_t row0, 
   alignas(64) float sums[kBlockRows * kPair];
   Tiles tiles(shapes(std::min<int64_t>(rows, kBlockRows)));
   int64_t shaped = std::min<int64_t>(rows, kBlockRows);
+  Source source[2] = {}, next[2] = {};
+  const auto sources = [&](int64_t pair, Source(&of)[2]) {
+    for (int p = 0; p < c.panels_of(pair); ++p) of[p] = source_of(c, c.first_panel(pair) + p * c.panel_step());
+  };
+  int64_t made = 0;  // steps, of all pairs
+  const auto place = [&](int64_t step) {
+    return packed + (keep ? step % steps : step & (kRing - 1)) * 2 * kTileValues;
+  };
+  const bool panels_of_two = c.b.layout == WeightLayout::Panels;
+  constexpr int64_t kStepsAhead = kAhead / kStep;
+  // `after`: what is made once `of` ends.
+  const auto make = [&](int64_t pair, const Source(&of)[2], const Source(&after)[2], int64_t s) {
+    const int64_t k0 = s * kStep, count = std::min(kStep, c.k - k0);
+    if (panels_of_two && count == kStep && c.panels_of(pair) == 2) {
+      const bool ends = s + kStepsAhead >= steps;
+      const Source(&later)[2] = ends ? after : of;
+      const int64_t at = (s + kStepsAhead - (ends ? steps : 0)) * kTileValues;
+      make_tiles(of[0].data + s * kTileValues, of[1].data + s * kTileValues, later[0].data + at, later[1].data + at,
+                 place(made));
+    } else {
+      for (int p = 0; p < c.panels_of(pair); ++p) make_tile(of[p], k0, count, place(made) + p * kTileValues);
+    }
+    ++made;
+  };
+  sources(begin, source);
+  make(begin, source, source, 0);
   for (int64_t pair = begin; pair < end; ++pair) {
     const int panels = c.panels_of(pair);
-    Source source[2];
-    for (int p = 0; p < panels; ++p) source[p] = source_of(c, c.first_panel(pair) + p * c.panel_step());
-    const auto place = [&](int64_t s) { return packed + (keep ? s : s % kRing) * 2 * kTileValues; };
-    const auto make = [&](int64_t s) {
-      const int64_t k0 = s * kStep, count = std::min(kStep, c.k - k0);
-      for (int p = 0; p < panels; ++p) make_tile(source[p], k0, count, place(s) + p * kTileValues);
-    };
+    const int64_t first = made - 1;  // step 0 of this pair
+    const bool more = pair + 1 < end;
+    if (more) {
+      sources(pair + 1, next);
+    } else {
+      std::copy_n(source, 2, next);  // fetched ahead of its end, to no harm
+    }
     for (int64_t row = 0; row < rows; row += kBlockRows) {
       const int64_t height = std::min<int64_t>(kBlockRows, rows - row);
       if (height != shaped) tiles.configure(shapes(height)), shaped = height;
       const bf16* from = a + row * a_row;
+      const auto kept = [&](int64_t s) { return keep ? packed + s * 2 * kTileValues : place(first + s); };
       if (row == 0) {
-        make(0);
         multiply_block(height, panels, from, a_row, steps, sums, [&](int64_t s) {
-          if (s + 1 < steps) make(s + 1);
-          return place(s);
-        });
-      } else if (row == kBlockRows && pair + 1 < end && c.b.layout == WeightLayout::Panels) {
-        const bf16* next = source_of(c, c.first_panel(pair + 1)).data;
-        const int64_t step = c.panel_step() * c.b.padded_rows * kPanel;
-        multiply_block(height, panels, from, a_row, steps, sums, [&](int64_t s) {
-          for (int64_t i = 0; i < kTileValues; i += kStep) {
-            _mm_prefetch(reinterpret_cast<const char*>(next + s * kTileValues + i), _MM_HINT_T1);
-            _mm_prefetch(reinterpret_cast<const char*>(next + step + s * kTileValues + i), _MM_HINT_T1);
+          if (s + 1 < steps) {
+            make(pair, source, next, s + 1);
+          } else if (more && !keep) {
+            make(pair + 1, next, next, 0);
           }
-          return place(s);
+          return kept(s);
+        });
+      } else if (row == kBlockRows && more && c.b.layout == WeightLayout::Panels) {
+        multiply_block(height, panels, from, a_row, steps, sums, [&](int64_t s) {
+          for (int p = 0; p < panels; ++p) {
+            for (int64_t i = 0; i < kTileValues; i += kStep) {
+              _mm_prefetch(reinterpret_cast<const char*>(next[p].data + s * kTileValues + i), _MM_HINT_T1);
+            }
+          }
+          return kept(s);
         });
       } else {
-        multiply_block(height, panels, from, a_row, steps, sums, place);
+        multiply_block(height, panels, from, a_row, steps, sums, kept);
       }
       finish(c, row0 + row, height, pair, sums);
     }
+    if (more && keep) make(pair + 1, next, next, 0);
+    std::copy_n(next, 2, source);
   }
 }
 

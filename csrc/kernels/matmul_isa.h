@@ -14,7 +14,7 @@ constexpr int64_t kStep = 32;
 constexpr int64_t kChunk = 128;      // k values handled at a time: a pair of panels in fp32 takes 16 KiB of L1
 constexpr int64_t kRowStride = 144;  // not a power of two: rows of one tile spread over the cache's sets
 constexpr int kPanel = 16, kPair = 2 * kPanel;
-constexpr int64_t kAhead = 2048;  // bytes: how far in front weights are fetched, in each of the two panels
+constexpr int64_t kAhead = 96;  // k values: how far in front weights are fetched, in each of the two panels
 
 struct Product {
   int64_t m, n, k;
