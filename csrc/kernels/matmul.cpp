@@ -14,6 +14,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <stdexcept>
 
 #include "kernels/cpu.h"
 #include "kernels/denormals.h"
@@ -22,14 +23,6 @@
 
 namespace aloft {
 namespace matmul_detail {
-namespace {
-
-constexpr int64_t kSlabFloats = int64_t{4} << 20;     // widened left operand
-constexpr int64_t kBlockBytes = int64_t{512} << 10;   // the part of it a task works on: half of a 1 MiB L2
-constexpr int64_t kAmxBlockBytes = int64_t{1} << 20;  // the same for bf16 rows: half of a 2 MiB L2
-constexpr int64_t kTaskWork = 24576;                  // multiply-adds below which a task is not worth handing out
-constexpr int64_t kSmallProduct = int64_t{1} << 18;   // a batch of products up to this size is split by product
-constexpr int64_t kAmxRows = 7;  // fewer rows stream faster through AVX-512 (benchmarks/kernels/README.md)
 
 const Kernels& kernels() {
   static const Kernels& chosen = []() -> const Kernels& {
@@ -49,6 +42,15 @@ const Kernels& kernels() {
   }();
   return chosen;
 }
+
+namespace {
+
+constexpr int64_t kSlabFloats = int64_t{4} << 20;     // widened left operand
+constexpr int64_t kBlockBytes = int64_t{512} << 10;   // the part of it a task works on: half of a 1 MiB L2
+constexpr int64_t kAmxBlockBytes = int64_t{1} << 20;  // the same for bf16 rows: half of a 2 MiB L2
+constexpr int64_t kTaskWork = 24576;                  // multiply-adds below which a task is not worth handing out
+constexpr int64_t kSmallProduct = int64_t{1} << 18;   // a batch of products up to this size is split by product
+constexpr int64_t kAmxRows = 7;  // fewer rows stream faster through AVX-512 (benchmarks/kernels/README.md)
 
 size_t bytes_of(Element type) { return type == Element::F32 ? 4 : 2; }
 
@@ -153,6 +155,13 @@ void add_addend(const Product& c, int64_t row, int64_t n0, int64_t columns, floa
 
 void finish(const Product& c, int64_t row0, int64_t rows, int64_t pair, float* sums) {
   const int64_t n0 = c.first_panel(pair) * kPanel, columns = std::min<int64_t>(kPair, c.n - n0);
+  if (c.epilogue) {
+    const int64_t n1 = n0 + c.panel_step() * kPanel;
+    const auto exist = [&](int64_t from) {
+      return static_cast<int>(std::max<int64_t>(0, std::min<int64_t>(kPanel, c.n - from)));
+    };
+    return c.epilogue(c.context, {sums, row0, rows, {n0, n1}, {exist(n0), exist(n1)}});
+  }
   if (c.addend.data || c.alpha != 1) {
     for (int64_t r = 0; r < rows; ++r) add_addend(c, row0 + r, n0, columns, sums + r * kPair);
   }
@@ -387,7 +396,8 @@ void matmul(const Matmul& original) {
   fold_batch(&call);
   products = 1;
   for (int d = 0; d < call.batch_dims; ++d) products *= call.batch[d];
-  Product one{call.m, call.n, call.k, call.a, call.b, call.out, call.addend, call.alpha, call.beta};
+  Product one{call.m,      call.n,     call.k,    call.a,  call.b,  call.out,
+              call.addend, call.alpha, call.beta, nullptr, nullptr, Halves::Adjacent};
   // A matrix times a few columns: the other way round, the matrix is streamed and the columns are the rows.
   if (one.n < kPanel && one.m > one.n && one.b.layout == WeightLayout::Strided) {
     std::swap(one.m, one.n);
@@ -420,6 +430,16 @@ void matmul(const Matmul& original) {
       multiply(c);
     }
   });
+}
+
+void matmul(const Matmul& call, Halves halves, Epilogue epilogue, const void* context) {
+  using namespace matmul_detail;
+  static_assert(kSumColumns == kPair, "what finish() hands over");
+  if (call.batch_dims != 0 || (halves == Halves::Gated && call.n % kPair != 0)) {
+    throw std::invalid_argument("a product with an epilogue has no batch, a gated one a multiple of 32 columns");
+  }
+  if (call.m == 0 || call.n == 0) return;
+  multiply({call.m, call.n, call.k, call.a, call.b, {}, {}, 1, 0, epilogue, context, halves});
 }
 
 }  // namespace aloft

@@ -48,4 +48,28 @@ struct Matmul {
 
 ALOFT_KERNEL_API void matmul(const Matmul& call);
 
+// What a fused operator makes of a product. Finished fp32 sums of some rows x 32 columns, in two halves of 16.
+constexpr int kSumColumns = 32;
+struct SumBlock {
+  float* sums;        // [rows][kSumColumns]; may be overwritten
+  int64_t row, rows;  // of the product; at most 32 rows where AMX is used, any number elsewhere
+  int64_t column[2];  // of the product: the first of each half
+  int columns[2];     // of each half, 0 to 16
+};
+// Called once for every element of the product, in the threads that computed it; must not throw.
+using Epilogue = void (*)(const void* context, const SumBlock& block);
+
+enum class Halves : uint8_t {
+  Adjacent,  // columns 32 i .. 32 i + 16 and the 16 behind
+  Gated,     // columns 16 i .. 16 i + 16 and those n / 2 further (gate and up of one weight); n a multiple of 32
+};
+
+// a @ b, without batch; out, addend, alpha and beta of the call are not used.
+ALOFT_KERNEL_API void matmul(const Matmul& call, Halves halves, Epilogue epilogue, const void* context);
+
+template <class F>
+void matmul(const Matmul& call, Halves halves, const F& each) {
+  matmul(call, halves, [](const void* f, const SumBlock& block) { (*static_cast<const F*>(f))(block); }, &each);
+}
+
 }  // namespace aloft

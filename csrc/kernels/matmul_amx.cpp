@@ -138,6 +138,7 @@ inline void multiply_block(const bf16* a, int64_t a_row, int64_t steps, float* s
   const size_t stride = static_cast<size_t>(a_row) * sizeof(bf16);
   for (int64_t s = 0; s < steps; ++s, a += kStep) {
     const bf16* b = weights(s);
+    before_tile_load();
     _tile_loadd(6, b, 64);
     _tile_loadd(4, a, stride);
     _tile_dpbf16ps(0, 4, 6);

@@ -20,16 +20,20 @@ struct Product {
   int64_t m, n, k;
   Operand a, b, out, addend;
   float alpha, beta;
+  Epilogue epilogue = nullptr;
+  const void* context = nullptr;
+  Halves halves = Halves::Adjacent;
 
+  bool gated() const { return halves == Halves::Gated; }
   int64_t panels() const { return (n + kPanel - 1) / kPanel; }
   int64_t pairs() const { return (panels() + 1) / 2; }
-  int64_t first_panel(int64_t pair) const { return 2 * pair; }
-  int panels_of(int64_t pair) const { return 2 * pair + 1 < panels() ? 2 : 1; }
-  int64_t panel_step() const { return 1; }  // from the first panel of a pair to the second
+  int64_t first_panel(int64_t pair) const { return gated() ? pair : 2 * pair; }
+  int panels_of(int64_t pair) const { return gated() || 2 * pair + 1 < panels() ? 2 : 1; }
+  int64_t panel_step() const { return gated() ? panels() / 2 : 1; }  // from the first panel of a pair to the second
 };
 
 // sums[r][0 .. 32) are finished sums of rows row0 .. row0 + rows for the columns of `pair`, kPair floats a row:
-// alpha, addend, rounding, store. The sums are overwritten.
+// the epilogue, or else alpha, addend, rounding, store. The sums are overwritten.
 void finish(const Product& c, int64_t row0, int64_t rows, int64_t pair, float* sums);
 
 // sums[r * row + p * 16 + j] (+)= sum over k of a[r * a_row + k] * b[p * panel_stride + k * k_stride + j]
@@ -63,6 +67,7 @@ struct Kernels {
   void (*narrow)(Element type, const float* from, int64_t rows, int64_t count, void* to, int64_t to_stride);
 };
 
+const Kernels& kernels();  // those of isa()
 const Kernels& portable_kernels();
 const Kernels& avx2_kernels();
 const Kernels& avx512_kernels();

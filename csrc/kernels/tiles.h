@@ -34,11 +34,14 @@ class Tiles {
   ~Tiles() { _tile_release(); }
   Tiles(const Tiles&) = delete;
   Tiles& operator=(const Tiles&) = delete;
-  void configure(const TileShapes& shapes) {  // clears all tiles
+  void configure(const TileShapes& shapes) {       // clears all tiles
     asm volatile("" : : "r"(&shapes) : "memory");  // GCC takes the instruction for one that reads eight bytes
     _tile_loadconfig(&shapes);
   }
 };
+
+// Between writing memory and _tile_loadd of it: GCC does not know that the instruction reads memory.
+[[gnu::always_inline]] inline void before_tile_load() { asm volatile("" : : : "memory"); }
 
 }  // namespace
 }  // namespace aloft
