@@ -104,7 +104,7 @@ def test_instruction_set_files_are_only_reached_by_dispatch() -> None:
     for path in CPP:
         text = path.read_text()
         if re.search(r"\b_mm512_", text):
-            assert re.search(r"_(avx512|amx)\b", path.stem) or "AVX512" in text, path
+            assert re.search(r"512|_amx$", path.stem) or "AVX512" in text, path
         if re.search(r"\b_tile_\w+\(", text):
             assert path.stem == "tiles" or path.name.endswith("_amx.cpp"), path
         if path.suffix == ".cpp" and re.search(r"\b_mm256_", text):
