@@ -84,5 +84,12 @@ void store_row(const QuantMatmul& q, int64_t row, int64_t n0, int64_t n, const i
   });
 }
 
+void store_rows(const QuantMatmul& q, int64_t row0, int64_t rows, int64_t n0, int64_t n, const int32_t* acc,
+                const float* sums, int64_t width) {
+  for (int64_t r = 0; r < rows; ++r) {
+    store_row(q, row0 + r, n0, n, acc + r * width, sums ? sums + r * width : nullptr);
+  }
+}
+
 }  // namespace
 }  // namespace aloft::quant_detail

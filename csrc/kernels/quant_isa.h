@@ -24,6 +24,11 @@ struct QuantTiles {
   // acc[r][p * 16 + j] = (fresh ? start[r] : acc) + sum over k < length of a[r][k] * b[k][p * 16 + j].
   void (*multiply)(const int8_t* a, int64_t a_stride, int64_t rows, const uint8_t* b, int64_t panel_stride, int panels,
                    int64_t length, const int32_t* start, int32_t* acc, int64_t acc_stride, bool fresh);
+  // For a few rows, or null: one block of 32 columns (64 of int4 that lies along n) without packing,
+  // acc[r][j] = the sums over k0 <= k < k0 + length; a and sums begin at k0. acc has room for a whole block. False: not
+  // for these weights or this many rows.
+  bool (*direct)(const QuantWeight& w, int64_t n, int64_t n0, int panels, int64_t k0, int64_t length, const int8_t* a,
+                 int64_t a_stride, int64_t rows, const int32_t* sums, int32_t* acc, int64_t acc_stride) = nullptr;
 };
 
 const QuantTiles& portable_tiles();
@@ -36,10 +41,11 @@ struct Finish {
   // sums[j] (+)= (float(acc[j]) - zero[j] * a_sum) * scale[j * step]
   void (*combine)(const int32_t* acc, const float* scale, int64_t step, const float* zero, float a_sum, float* sums,
                   bool first, int64_t n);
-  // Columns [n0, n0 + n) of row `row`, from acc or (with groups) from sums.
-  void (*store)(const QuantMatmul& call, int64_t row, int64_t n0, int64_t n, const int32_t* acc, const float* sums);
+  // Columns [n0, n0 + n) of `rows` rows, from acc or (with groups) from sums, which have `width` values a row.
+  void (*store)(const QuantMatmul& call, int64_t row0, int64_t rows, int64_t n0, int64_t n, const int32_t* acc,
+                const float* sums, int64_t width);
 };
-extern const Finish kFinishAvx2;
+extern const Finish kFinishAvx2, kFinishAvx512;
 
 inline uint8_t weight_byte(const QuantWeight& w, int64_t line, int64_t position) {
   switch (w.layout) {

@@ -22,9 +22,9 @@ namespace quant_detail {
 namespace {
 
 constexpr int64_t kShortRun = 512, kLongRun = 2048;  // values of k packed at a time, for few and for many rows
-constexpr int64_t kFewRows = 4;  // up to here packing is the work: AMX gains nothing
-constexpr int64_t kMaxRows = 512;       // rows that share one packing of the weights
-constexpr int64_t kTaskWork = 1 << 17;  // multiply-adds below which a task is not worth handing out
+constexpr int64_t kFewRows = 4;                      // up to here packing is the work: AMX gains nothing
+constexpr int64_t kMaxRows = 512;                    // rows that share one packing of the weights
+constexpr int64_t kTaskWork = 1 << 17;               // multiply-adds below which a task is not worth handing out
 
 const QuantTiles& tiles(int bits, int64_t rows) {
 #if defined(__x86_64__)
@@ -40,9 +40,9 @@ const QuantTiles& tiles(int bits, int64_t rows) {
 }
 
 const Finish& finish() {
-  static const Finish portable = {combine_row, store_row};
+  static const Finish portable = {combine_row, store_rows};
 #if defined(__x86_64__)
-  static const Finish& best = isa() >= Isa::Avx2 ? kFinishAvx2 : portable;
+  static const Finish& best = isa() >= Isa::Avx512 ? kFinishAvx512 : isa() >= Isa::Avx2 ? kFinishAvx2 : portable;
 #else
   static const Finish& best = portable;
 #endif
@@ -95,7 +95,7 @@ Left prepare(const QuantMatmul& c, const QuantTiles& t, int64_t group, int64_t g
 }
 
 struct Block {
-  int64_t row0, rows, n0, columns;
+  int64_t row0, rows, n0, columns, width;
   int panels;
 };
 
@@ -104,7 +104,7 @@ void run_block(const QuantMatmul& c, const QuantTiles& t, const Left& left, int6
   thread_local Scratch<uint8_t> packed;
   thread_local Scratch<int32_t> accumulators;
   thread_local Scratch<float> float_sums;
-  const int64_t width = b.panels * kColumns;
+  const int64_t width = b.width;
   const int64_t longest = std::min(rounded_up(c.k, t.k_align), b.rows < 16 ? kShortRun : kLongRun);
   const int64_t run = grouped ? std::max<int64_t>(1, longest / group) * group : longest;
   const int64_t unit = grouped ? group : run;  // k values multiplied at a time
@@ -113,7 +113,24 @@ void run_block(const QuantMatmul& c, const QuantTiles& t, const Left& left, int6
   uint8_t* weights = packed.get(panel_stride * b.panels);
   int32_t* acc = accumulators.get(b.rows * width);
   float* sums = grouped ? float_sums.get(b.rows * width) : nullptr;
-  for (int64_t k0 = 0; k0 < c.k; k0 += run) {
+  const auto combine = [&](int64_t g) {
+    const float* scale = c.scale + (c.scale_step ? g * c.n + b.n0 : g);
+    const float* zero = c.zero ? c.zero + g * c.n + b.n0 : nullptr;
+    for (int64_t r = 0; r < b.rows; ++r) {
+      finish().combine(acc + r * width, scale, c.scale_step, zero, static_cast<float>(left.sums[g * c.m + b.row0 + r]),
+                       sums + r * width, g == 0, b.columns);
+    }
+  };
+  bool done = false;
+  if (t.direct && c.k > 0) {
+    for (int64_t k = 0, g = 0; k < c.k; k += group, ++g) {
+      done = t.direct(c.b, c.n, b.n0, b.panels, k, std::min(group, c.k - k), left.rows + b.row0 * left.stride + k,
+                      left.stride, b.rows, left.sums + g * c.m + b.row0, acc, width);
+      if (!done) break;
+      if (grouped) combine(g);
+    }
+  }
+  for (int64_t k0 = 0; k0 < c.k && !done; k0 += run) {
     const int64_t end = std::min(c.k, k0 + run);
     int64_t at = 0;
     for (int64_t k = k0; k < end; k += unit, at += unit_bytes) {
@@ -121,19 +138,11 @@ void run_block(const QuantMatmul& c, const QuantTiles& t, const Left& left, int6
       t.pack(c.b, c.n, b.n0, b.panels, k, length, weights + at, panel_stride);
       t.multiply(left.rows + b.row0 * left.stride + k, left.stride, b.rows, weights + at, panel_stride, b.panels,
                  length, left.start + g * c.m + b.row0, acc, width, grouped || k == 0);
-      if (!grouped) continue;
-      const float* scale = c.scale + (c.scale_step ? g * c.n + b.n0 : g);
-      const float* zero = c.zero ? c.zero + g * c.n + b.n0 : nullptr;
-      for (int64_t r = 0; r < b.rows; ++r) {
-        finish().combine(acc + r * width, scale, c.scale_step, zero,
-                         static_cast<float>(left.sums[g * c.m + b.row0 + r]), sums + r * width, g == 0, b.columns);
-      }
+      if (grouped) combine(g);
     }
   }
   if (c.k == 0) std::memset(acc, 0, sizeof(int32_t) * static_cast<size_t>(b.rows * width));
-  for (int64_t r = 0; r < b.rows; ++r) {
-    finish().store(c, b.row0 + r, b.n0, b.columns, acc + r * width, grouped ? sums + r * width : nullptr);
-  }
+  finish().store(c, b.row0, b.rows, b.n0, b.columns, acc, sums, width);
 }
 
 }  // namespace
@@ -165,6 +174,7 @@ void quant_matmul(const QuantMatmul& c) {
       b.row0 = i / column_blocks * height, b.rows = std::min(height, c.m - b.row0);
       b.n0 = i % column_blocks * columns, b.columns = std::min(columns, c.n - b.n0);
       b.panels = static_cast<int>((b.columns + kColumns - 1) / kColumns);
+      b.width = columns;
       run_block(c, t, left, group, grouped, b);
     }
   });

@@ -112,7 +112,8 @@ inline __m512i column64(const QuantWeight& w, int64_t n, int64_t k, int64_t coun
     return kFlip ? _mm512_xor_si512(v, _mm512_set1_epi8(static_cast<char>(kFlip))) : v;
   }
   const __m256i bytes = count >= 64 || panels ? _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))
-                                              : _mm256_maskz_loadu_epi8((uint32_t{1} << (count + 1) / 2) - 1, from);
+                                              : _mm256_maskz_loadu_epi8(
+                                                    static_cast<uint32_t>((uint64_t{1} << (count + 1) / 2) - 1), from);
   const __m512i words = _mm512_cvtepu8_epi16(bytes);
   const __m512i nibbles = _mm512_and_si512(_mm512_or_si512(words, _mm512_slli_epi16(words, 4)), _mm512_set1_epi8(15));
   return _mm512_shuffle_epi8(table, nibbles);

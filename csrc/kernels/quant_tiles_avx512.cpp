@@ -4,7 +4,7 @@
 #pragma GCC target("avx512vnni,avx512vbmi")
 #include <cstring>
 
-#include "kernels/quant_pack512_impl.h"
+#include "kernels/quant_direct_impl.h"
 
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 
@@ -111,7 +111,7 @@ void multiply(const int8_t* a, int64_t a_stride, int64_t rows, const uint8_t* b,
 }  // namespace
 
 const QuantTiles& vnni_tiles() {
-  static const QuantTiles tiles = {128, 4, pack512<128, 4>, multiply};
+  static const QuantTiles tiles = {128, 4, pack512<128, 4>, multiply, direct};
   return tiles;
 }
 

@@ -1,0 +1,87 @@
+#include <immintrin.h>
+
+#include "kernels/half.h"
+#include "kernels/quant_isa.h"
+
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
+
+namespace aloft::quant_detail {
+namespace {
+
+inline __mmask16 first(int64_t n) { return n >= 16 ? 0xffff : static_cast<__mmask16>((1u << n) - 1); }
+
+void combine(const int32_t* acc, const float* scale, int64_t step, const float* zero, float a_sum, float* sums,
+             bool first_group, int64_t n) {
+  for (int64_t j = 0; j < n; j += 16) {
+    const __mmask16 m = first(n - j);
+    __m512 f = _mm512_cvtepi32_ps(_mm512_loadu_si512(acc + j));
+    if (zero) f = _mm512_sub_ps(f, _mm512_mul_ps(_mm512_maskz_loadu_ps(m, zero + j), _mm512_set1_ps(a_sum)));
+    f = _mm512_mul_ps(f, step ? _mm512_maskz_loadu_ps(m, scale + j) : _mm512_set1_ps(*scale));
+    if (!first_group) f = _mm512_add_ps(_mm512_loadu_ps(sums + j), f);
+    _mm512_storeu_ps(sums + j, f);
+  }
+}
+
+inline void put(float* to, __mmask16 m, __m512 v) { _mm512_mask_storeu_ps(to, m, v); }
+inline void put(f16* to, __mmask16 m, __m512 v) {
+  _mm256_mask_storeu_epi16(to, m, _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+inline void put(bf16* to, __mmask16 m, __m512 v) {  // to nearest even; vcvtneps2bf16 would flush denormals
+  const __m512i u = _mm512_castps_si512(v), high = _mm512_srli_epi32(u, 16);
+  const __m512i odd = _mm512_and_si512(high, _mm512_set1_epi32(1));
+  __m512i r = _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(u, _mm512_set1_epi32(0x7fff)), odd), 16);
+  const __mmask16 nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
+  r = _mm512_mask_or_epi32(r, nan, high, _mm512_set1_epi32(0x40));
+  _mm256_mask_storeu_epi16(to, m, _mm512_cvtepi32_epi16(r));
+}
+
+// Multiplying by one where a factor is absent changes nothing; adding zero would (-0), so the bias is asked for.
+template <class T, bool kBias>
+void store_floats(const QuantMatmul& q, int64_t row0, int64_t rows, int64_t n0, int64_t n, const int32_t* acc,
+                  const float* sums, int64_t width) {
+  T* out = static_cast<T*>(q.out) + row0 * q.out_stride + n0;
+  const __m512 one = _mm512_set1_ps(1.f);
+  for (int64_t j = 0; j < n; j += 16) {
+    const __mmask16 m = first(n - j);
+    __m512 scale = one, bias = _mm512_setzero_ps();
+    __m512i integers = _mm512_setzero_si512();
+    if (!sums && q.scale) {
+      scale = q.scale_step ? _mm512_maskz_loadu_ps(m, q.scale + n0 + j) : _mm512_set1_ps(*q.scale);
+    }
+    if (q.integer_bias) integers = _mm512_maskz_loadu_epi32(m, q.integer_bias + n0 + j);
+    if (kBias) bias = _mm512_maskz_loadu_ps(m, q.bias + n0 + j);
+    for (int64_t r = 0; r < rows; ++r) {
+      __m512 f;
+      if (sums) {
+        f = _mm512_loadu_ps(sums + r * width + j);
+      } else {
+        f = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_loadu_si512(acc + r * width + j), integers)),
+                          scale);
+      }
+      if (q.row_scale) f = _mm512_mul_ps(f, _mm512_set1_ps(q.row_scale[row0 + r]));
+      if (kBias) f = _mm512_add_ps(f, bias);
+      put(out + r * q.out_stride + j, m, f);
+    }
+  }
+}
+
+void store(const QuantMatmul& q, int64_t row0, int64_t rows, int64_t n0, int64_t n, const int32_t* acc,
+           const float* sums, int64_t width) {
+  switch (q.out_dtype) {
+    case DType::BF16:
+      return (q.bias ? store_floats<bf16, true> : store_floats<bf16, false>)(q, row0, rows, n0, n, acc, sums, width);
+    case DType::F16:
+      return (q.bias ? store_floats<f16, true> : store_floats<f16, false>)(q, row0, rows, n0, n, acc, sums, width);
+    case DType::F32:
+      return (q.bias ? store_floats<float, true> : store_floats<float, false>)(q, row0, rows, n0, n, acc, sums, width);
+    default:
+      return kFinishAvx2.store(q, row0, rows, n0, n, acc, sums, width);
+  }
+}
+
+}  // namespace
+
+const Finish kFinishAvx512 = {combine, store};
+
+}  // namespace aloft::quant_detail
