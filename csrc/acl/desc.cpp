@@ -1,10 +1,22 @@
 #include "acl/desc.h"
 
+#include <mutex>
+
 #include "acl/state.h"
 
 using namespace aloft;
 
 namespace {
+
+struct Provided {
+  std::mutex mutex;
+  std::map<std::string, aloftLegacyOperator> operators;
+};
+
+Provided& provided() {
+  static auto* const p = new Provided;
+  return *p;
+}
 
 bool good_dims(int count, const int64_t* dims) { return count >= 0 && (count == 0 || dims); }
 
@@ -17,6 +29,17 @@ aclError set_attribute(const char* call, aclopAttr* attr, const char* name, F&& 
 }
 
 }  // namespace
+
+ALOFT_API void aloftProvideLegacy(aloftLegacyOperator op) {
+  std::lock_guard<std::mutex> lock(provided().mutex);
+  provided().operators[op.type] = op;
+}
+
+ALOFT_API const aloftLegacyOperator* aloftFindLegacy(const char* type) {
+  std::lock_guard<std::mutex> lock(provided().mutex);
+  const auto it = provided().operators.find(type);
+  return it == provided().operators.end() ? nullptr : &it->second;
+}
 
 ALOFT_API aclTensorDesc* aclCreateTensorDesc(int dtype, int count, const int64_t* dims, int format) {
   if (!good_dims(count, dims)) {

@@ -7,6 +7,15 @@
 
 #include "acl/abi.h"
 
+// An operator of the legacy door that another library brings.
+struct aloftLegacyOperator {
+  const char* type;  // never freed
+  void (*plan)();    // an aloft::legacy::Plan
+};
+ALOFT_API void aloftProvideLegacy(aloftLegacyOperator op);
+// Null when nobody brought `type`.
+ALOFT_API const aloftLegacyOperator* aloftFindLegacy(const char* type);
+
 // Type, logical shape and format given at creation; `storage_*` is what aclSetTensorFormat and
 // aclSetTensorShape set later (the physical layout), and equals the logical one until then.
 struct aclTensorDesc {

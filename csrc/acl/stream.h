@@ -45,8 +45,8 @@ struct Step {
   std::unique_ptr<Node> node;
   std::shared_ptr<Graph> graph;
   size_t next = 0;
-  std::vector<Draw> draws;  // of its random nodes, in their order
-  size_t drawn = 0;         // how many of them are used
+  std::vector<Draw> draws{};  // of its random nodes, in their order
+  size_t drawn = 0;           // how many of them are used
 };
 
 struct Stream {

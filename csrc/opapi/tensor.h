@@ -5,12 +5,12 @@
 #include <vector>
 
 #include "acl/abi.h"
+#include "acl/dtype.h"
 
 namespace aloft {
 
 constexpr int kMaxDims = 8;  // aclnn operators take at most eight dimensions
 
-size_t dtype_size(DType dtype);  // bytes; 0 for packed sub-byte types and strings
 const char* dtype_name(DType dtype);
 const char* format_name(Format format);
 bool is_internal(Format format);  // a layout whose memory is not the logical array in row-major order

@@ -118,10 +118,18 @@ class NativeOrComposite final : public c10::OperatorKernel {
   NativeOrComposite(const c10::OperatorHandle& op, c10::DispatchKey npu, c10::DispatchKey host, Fits fits)
       : composite_(op.getComputedKernelForDispatchKey(host)), fits_(fits) {
     if (fits) native_.emplace(op.getComputedKernelForDispatchKey(npu));
+    one_hot_ = op.operator_name().name == "aten::one_hot";
     recurrent_ = op.operator_name().name == "aten::lstm" || op.operator_name().name == "aten::gru";
   }
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
     const c10::IValue* arguments = stack->data() + stack->size() - op.schema().arguments().size();
+    if (one_hot_ && arguments[0].toTensor().scalar_type() == at::kInt) {
+      // torch has one_hot for int64 alone, the device for int32 as well.
+      stack->at(stack->size() - 2) = arguments[0].toTensor().to(at::kLong);
+      composite_.callBoxed(op, keys, stack);
+      stack->back() = stack->back().toTensor().to(at::kInt);
+      return;
+    }
     if (recurrent_) one_dtype(stack->data() + stack->size() - op.schema().arguments().size());
     (fits_ && door_open() && fits_(arguments) ? *native_ : composite_).callBoxed(op, keys, stack);
   }
@@ -130,7 +138,7 @@ class NativeOrComposite final : public c10::OperatorKernel {
   std::optional<c10::SafeKernelFunction> native_;
   c10::SafeKernelFunction composite_;
   Fits fits_;
-  bool recurrent_;
+  bool recurrent_, one_hot_;
 };
 
 }  // namespace

@@ -10,6 +10,7 @@
 
 #include "torch/device.h"
 #include "torch/host_kernels.h"
+#include "torch/legacy/legacy.h"
 #include "torch/native.h"
 #include "torch/route.h"
 
@@ -142,6 +143,7 @@ ALOFT_API int aloftTorchInstall(const char** error) {
   if (installed >= 0) return installed;
   try {
     installed = aloft::torch_route::install();
+    aloft::torch_legacy::provide_all();
   } catch (const std::exception& e) {
     *reason = e.what();
     *error = reason->c_str();

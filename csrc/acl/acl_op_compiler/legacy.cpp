@@ -1,5 +1,6 @@
 // The legacy operator door: operators by type name, with descriptors instead of aclTensor. torch_npu comes here
-// for what has no aclnn function; of these only the ones below exist, everything else fails by name.
+// for what has no aclnn function. Of these exist the ones below and those libaloft_torch brings (csrc/torch/legacy),
+// everything else fails by name.
 #include "acl/acl_op_compiler/legacy.h"
 
 #include <cstdarg>
@@ -8,6 +9,7 @@
 #include <exception>
 #include <utility>
 
+#include "acl/dtype.h"
 #include "acl/launch.h"
 
 namespace aloft {
@@ -19,33 +21,7 @@ int64_t Operand::elements() const {
   return n;
 }
 
-size_t Operand::item() const {
-  switch (dtype) {
-    case DType::I8:
-    case DType::U8:
-    case DType::Bool:
-    case DType::HiF8:
-    case DType::F8E5M2:
-    case DType::F8E4M3:
-      return 1;
-    case DType::F16:
-    case DType::BF16:
-    case DType::I16:
-    case DType::U16:
-      return 2;
-    case DType::F32:
-    case DType::I32:
-    case DType::U32:
-      return 4;
-    case DType::I64:
-    case DType::U64:
-    case DType::F64:
-    case DType::C64:
-      return 8;
-    default:
-      return 0;
-  }
-}
+size_t Operand::item() const { return dtype_size(dtype); }
 
 void refuse(const char* format, ...) {
   char buffer[512];
@@ -85,7 +61,7 @@ namespace {
 
 struct Entry {
   const char* type;
-  Work (*plan)(const Call&);
+  Plan plan;
 };
 constexpr Entry kOperators[] = {
     {"Identity", format_cast},        {"TransData", format_cast},   {"Swish", swish},
@@ -98,6 +74,7 @@ Operand read(const char* role, int index, const aclTensorDesc* desc, const aclDa
   if (!desc || !buffer) refuse("%s %d has no descriptor or no buffer", role, index);
   Operand o;
   o.dtype = desc->dtype;
+  if (o.dtype == DType::Undefined) return o;  // an optional operand that is not given
   o.dims = desc->dims;
   o.format = desc->format;
   o.storage_dims = desc->storage_dims;
@@ -112,6 +89,38 @@ Operand read(const char* role, int index, const aclTensorDesc* desc, const aclDa
            shape_text(o.storage_dims).c_str(), static_cast<unsigned long long>(wanted));
   }
   return o;
+}
+
+Entry find(const char* type) {
+  for (const Entry& entry : kOperators) {
+    if (std::strcmp(entry.type, type) == 0) return entry;
+  }
+  const aloftLegacyOperator* brought = aloftFindLegacy(type);
+  return brought ? Entry{brought->type, reinterpret_cast<Plan>(brought->plan)} : Entry{type, nullptr};
+}
+
+// How an operator nobody implements was called.
+std::string signature(int count, const aclTensorDesc* const descs[]) {
+  std::string text;
+  for (int i = 0; i < count; ++i) {
+    if (i) text += ", ";
+    if (!descs[i]) continue;
+    text += std::to_string(static_cast<int>(descs[i]->dtype)) + shape_text(descs[i]->dims);
+    if (descs[i]->storage_format != descs[i]->format)
+      text += "/" + std::to_string(static_cast<int>(descs[i]->storage_format));
+    if (descs[i]->placement) text += " on the host";
+  }
+  return text;
+}
+
+std::string attribute_names(const aclopAttr* attr) {
+  std::string text;
+  if (!attr) return text;
+  const auto add = [&](const auto& map) {
+    for (const auto& [name, value] : map) text += " " + name;
+  };
+  add(attr->ints), add(attr->floats), add(attr->strings), add(attr->int_lists), add(attr->float_lists);
+  return text;
 }
 
 aclError report(const char* type, const char* text) {
@@ -130,27 +139,30 @@ ALOFT_API aclError aclopCompileAndExecute(const char* type, int input_count, con
                                           aclrtStream stream) {
   using namespace aloft::legacy;
   if (!type) return report("(null)", "its type is a null pointer");
-  for (const Entry& entry : kOperators) {
-    if (std::strcmp(entry.type, type) != 0) continue;
-    try {
-      Call call{entry.type, {}, {}, attr};
-      for (int i = 0; i < input_count; ++i) call.inputs.push_back(read("input", i, input_descs[i], inputs[i]));
-      for (int i = 0; i < output_count; ++i) call.outputs.push_back(read("output", i, output_descs[i], outputs[i]));
-      Work work = entry.plan(call);
-      if (!work) return aloft::kOk;
-      return aloft::launch(stream, entry.type, [work = std::move(work), name = entry.type]() -> aclError {
-        try {
-          work();
-          return aloft::kOk;
-        } catch (const std::exception& error) {
-          return report(name, error.what());
-        }
-      });
-    } catch (const Refused& refused) {
-      return report(type, refused.text.c_str());
-    } catch (const std::exception& error) {
-      return report(type, error.what());
-    }
+  const Entry entry = find(type);
+  if (!entry.plan) {
+    const std::string text = "not implemented by the virtual NPU (inputs " + signature(input_count, input_descs) +
+                             "; outputs " + signature(output_count, output_descs) + "; attributes" +
+                             attribute_names(attr) + ")";
+    return report(type, text.c_str());
   }
-  return report(type, "not implemented by the virtual NPU");
+  try {
+    Call call{entry.type, {}, {}, attr};
+    for (int i = 0; i < input_count; ++i) call.inputs.push_back(read("input", i, input_descs[i], inputs[i]));
+    for (int i = 0; i < output_count; ++i) call.outputs.push_back(read("output", i, output_descs[i], outputs[i]));
+    Work work = entry.plan(call);
+    if (!work) return aloft::kOk;
+    return aloft::launch(stream, entry.type, [work = std::move(work), name = entry.type]() -> aclError {
+      try {
+        work();
+        return aloft::kOk;
+      } catch (const std::exception& error) {
+        return report(name, error.what());
+      }
+    });
+  } catch (const Refused& refused) {
+    return report(type, refused.text.c_str());
+  } catch (const std::exception& error) {
+    return report(type, error.what());
+  }
 }

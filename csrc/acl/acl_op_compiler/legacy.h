@@ -43,6 +43,7 @@ double float_attr(const Call& call, const char* name, double otherwise);
 
 // Checks the call and returns its work, which owns what it needs.
 using Work = std::function<void()>;
+using Plan = Work (*)(const Call& call);
 Work format_cast(const Call& call);  // Identity, TransData
 bool row_major(Format f);
 // Work from the layout of `o` to row-major memory and back; refuses layouts that are not known.
