@@ -11,6 +11,7 @@
 namespace aloft {
 
 enum class AttentionType : int { F32 = 0, F16 = 1, BF16 = 2 };
+enum class AttentionKv : int { Same = 0, F32 = 1, Int8 = 2 };
 
 // "No bound" for the visibility shifts; far above any length, far below overflow.
 constexpr int64_t kAttentionFar = int64_t{1} << 40;
@@ -48,6 +49,13 @@ struct AttentionProblem {
   float empty_lse = 0.f;               // lse of a row that sees nothing
   const uint8_t* drop_mask = nullptr;  // bits, 1 keeps; kept values are divided by keep_prob
   float keep_prob = 1.f;
+  // Keys and values of another type than the rest (forward only, without ropes). Int8: k = (key + k_offset) * k_scale
+  // with scales [kv_heads, d] and [kv_heads, d_v]; offsets may be null.
+  AttentionKv kv = AttentionKv::Same;
+  const float* k_scale = nullptr;
+  const float* k_offset = nullptr;
+  const float* v_scale = nullptr;
+  const float* v_offset = nullptr;
   // Strides in elements.
   int64_t q_token = 0, q_head = 0, q_rope_token = 0, q_rope_head = 0;
   int64_t k_token = 0, k_head = 0, k_block = 0, k_chunk = 16;

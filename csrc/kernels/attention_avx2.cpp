@@ -20,6 +20,9 @@ inline V load(const bf16* p) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
 }
 inline V load(const f16* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+inline V load(const int8_t* p) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
 inline void store(float* p, V a) { _mm256_storeu_ps(p, a); }
 inline V set1(float x) { return _mm256_set1_ps(x); }
 inline V add(V a, V b) { return _mm256_add_ps(a, b); }

@@ -23,6 +23,9 @@ inline V load(const bf16* p) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
 }
 inline V load(const f16* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
+inline V load(const int8_t* p) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
 inline void store(float* p, V a) { _mm512_storeu_ps(p, a); }
 inline V set1(float x) { return _mm512_set1_ps(x); }
 inline V add(V a, V b) { return _mm512_add_ps(a, b); }

@@ -86,12 +86,18 @@ void gemm_column(int64_t m, int64_t k, const float* a, int64_t row_a, int64_t co
   for (; left >= 6; left -= 6, a += 6 * row_a, c += 6 * ldc)
     gemm_micro<6, NV, kUnitRow>(k, a, row_a, col_a, b, ldb, c, ldc, accumulate);
   switch (left) {
-    case 1: return gemm_micro<1, NV, kUnitRow>(k, a, row_a, col_a, b, ldb, c, ldc, accumulate);
-    case 2: return gemm_micro<2, NV, kUnitRow>(k, a, row_a, col_a, b, ldb, c, ldc, accumulate);
-    case 3: return gemm_micro<3, NV, kUnitRow>(k, a, row_a, col_a, b, ldb, c, ldc, accumulate);
-    case 4: return gemm_micro<4, NV, kUnitRow>(k, a, row_a, col_a, b, ldb, c, ldc, accumulate);
-    case 5: return gemm_micro<5, NV, kUnitRow>(k, a, row_a, col_a, b, ldb, c, ldc, accumulate);
-    default: return;
+    case 1:
+      return gemm_micro<1, NV, kUnitRow>(k, a, row_a, col_a, b, ldb, c, ldc, accumulate);
+    case 2:
+      return gemm_micro<2, NV, kUnitRow>(k, a, row_a, col_a, b, ldb, c, ldc, accumulate);
+    case 3:
+      return gemm_micro<3, NV, kUnitRow>(k, a, row_a, col_a, b, ldb, c, ldc, accumulate);
+    case 4:
+      return gemm_micro<4, NV, kUnitRow>(k, a, row_a, col_a, b, ldb, c, ldc, accumulate);
+    case 5:
+      return gemm_micro<5, NV, kUnitRow>(k, a, row_a, col_a, b, ldb, c, ldc, accumulate);
+    default:
+      return;
   }
 }
 
@@ -213,7 +219,16 @@ void finish_row(const Rows& rows, int64_t r, const float* values, float m, float
     largest_ = -3.402823466e38f;
   }
   T* out = static_cast<T*>(s.out) + token * p.out_token + head * p.out_head;
-  for (int64_t i = 0; i < p.d_v; ++i) out[i] = from_float<T>(values[i] * factor);
+  if (p.v_scale) {
+    const float *scale = p.v_scale + rows.kv_head * p.d_v,
+                *offset = p.v_offset ? p.v_offset + rows.kv_head * p.d_v : nullptr;
+    const float share = l * factor;  // the sum of the weights: one, less the sink's
+    for (int64_t i = 0; i < p.d_v; ++i) {
+      out[i] = from_float<T>((values[i] * factor + (offset ? offset[i] * share : 0.f)) * scale[i]);
+    }
+  } else {
+    for (int64_t i = 0; i < p.d_v; ++i) out[i] = from_float<T>(values[i] * factor);
+  }
   if (s.lse) s.lse[token * p.lse_token + head * p.lse_head] = seen ? m + logf(l) : p.empty_lse;
   if (s.softmax_max) {
     float* to_max = s.softmax_max + token * s.stat_token + head * s.stat_head;
@@ -371,6 +386,18 @@ inline void soften(const Rows& rows, int64_t r, int64_t key, int64_t n, float* s
     for (int64_t j = 0; j < n; ++j) s[j] = rows.keeps(r, key + j) ? s[j] / p.keep_prob : 0.f;
 }
 
+// A quantised key's scale goes into the query; what its offset adds to every score of the row comes back.
+inline float scale_query(const AttentionProblem& p, int64_t kv_head, float* q, int64_t step) {
+  if (!p.k_scale) return 0.f;
+  const float *scale = p.k_scale + kv_head * p.d, *offset = p.k_offset ? p.k_offset + kv_head * p.d : nullptr;
+  float shift = 0.f;
+  for (int64_t i = 0; i < p.d; ++i) {
+    q[i * step] *= scale[i];
+    if (offset) shift += q[i * step] * offset[i];
+  }
+  return shift;
+}
+
 // Pointers to the rows of one head in one tile.
 template <class T>
 struct TileRows {
@@ -385,18 +412,18 @@ struct TileRows {
   }
 };
 
-template <class T>
+template <class T, class K>
 void run_dots(const AttentionProblem& p, const AttentionTask& t, Scratch& scratch) {
   const Rows first(p, t, t.kv_head);
   const AttentionSequence& s = first.s;
   const int64_t m_rows = first.count, dp = first.d_padded, vp = first.v_padded, heads = t.kv_heads;
   const bool direct_k = p.d_rope == 0 && p.d % W == 0 && p.k_chunk == 16;
   const bool direct_v = p.d_v % W == 0 && p.v_chunk == 16;
-  const int64_t of_head = m_rows * (dp + vp + 2);
+  const int64_t of_head = m_rows * (dp + vp + 3);
   float* scores = scratch.get(heads * of_head + kKeyTile * (m_rows + dp + vp) + 64);
   float* wide_k = scores + m_rows * kKeyTile;
   float* wide_v = wide_k + kKeyTile * dp;
-  float* state = wide_v + kKeyTile * vp;  // of each head: queries, outputs, maxima, sums
+  float* state = wide_v + kKeyTile * vp;  // of each head: queries, outputs, maxima, sums, shifts
   for (int64_t h = 0; h < heads; ++h) {
     const Rows rows(p, t, t.kv_head + h);
     float *q = state + h * of_head, *out = q + m_rows * dp, *m = out + m_rows * vp, *l = m + m_rows;
@@ -407,6 +434,7 @@ void run_dots(const AttentionProblem& p, const AttentionTask& t, Scratch& scratc
         widen(static_cast<const T*>(s.q_rope) + token * p.q_rope_token + head * p.q_rope_head, p.d_rope, 16,
               q + r * dp + p.d, dp - p.d);
       for (int64_t i = 0; i < dp; ++i) q[r * dp + i] *= p.scale;
+      l[m_rows + r] = scale_query(p, rows.kv_head, q + r * dp, 1);
       m[r] = kMinusInf;
       l[r] = 0.f;
     }
@@ -417,7 +445,7 @@ void run_dots(const AttentionProblem& p, const AttentionTask& t, Scratch& scratc
     wide_keys[j] = wide_k + j * dp;
     wide_values[j] = wide_v + j * vp;
   }
-  TileRows<T> tiles[2];  // this one and the next, which is fetched meanwhile
+  TileRows<K> tiles[2];  // this one and the next, which is fetched meanwhile
   int turn = 0;
   const auto size_at = [&](int64_t key) { return first.end - key < kKeyTile ? first.end - key : kKeyTile; };
   if (first.begin < first.end) tiles[0].find(p, s, t.kv_head, first.begin, size_at(first.begin));
@@ -426,31 +454,33 @@ void run_dots(const AttentionProblem& p, const AttentionTask& t, Scratch& scratc
     for (int64_t h = 0; h < heads; ++h, turn ^= 1) {
       const Rows rows(p, t, t.kv_head + h);
       float *q = state + h * of_head, *out = q + m_rows * dp, *m = out + m_rows * vp, *l = m + m_rows;
-      const TileRows<T>& tile = tiles[turn];
-      const T *const *ahead_k = nullptr, *const *ahead_v = nullptr;
+      const TileRows<K>& tile = tiles[turn];
+      const K *const *ahead_k = nullptr, *const *ahead_v = nullptr;
       const int64_t next_key = h + 1 < heads ? key : key + kKeyTile;
       if (next_key < first.end) {
-        TileRows<T>& next = tiles[turn ^ 1];
+        TileRows<K>& next = tiles[turn ^ 1];
         next.find(p, s, t.kv_head + (h + 1 < heads ? h + 1 : 0), next_key, size_at(next_key));
         ahead_k = next.keys, ahead_v = next.values;
       }
       if (direct_k) {
-        all_dots<T>(q, m_rows, dp, tile.keys, n4, scores, ahead_k);
+        all_dots<K>(q, m_rows, dp, tile.keys, n4, scores, ahead_k);
       } else {
         for (int64_t j = 0; j < n4; ++j) widen(tile.keys[j], p.d, p.k_chunk, wide_k + j * dp, p.d_rope ? p.d : dp);
         if (p.d_rope) {
           const Lie lie{p.k_rope_token, p.k_rope_head, p.k_rope_block, p.k_rope_chunk, p.block_size};
-          const T* ropes[kKeyTile];
+          const K* ropes[kKeyTile];
           find_rows(s.k_rope, s.blocks, lie, t.kv_head + h, key, n, ropes);
           for (int64_t j = n; j < n4; ++j) ropes[j] = ropes[n - 1];
           for (int64_t j = 0; j < n4; ++j) widen(ropes[j], p.d_rope, p.k_rope_chunk, wide_k + j * dp + p.d, dp - p.d);
         }
         all_dots<float>(q, m_rows, dp, wide_keys, n4, scores, nullptr);
       }
-      for (int64_t r = 0; r < m_rows; ++r)
-        soften(rows, r, key, n, scores + r * kKeyTile, m + r, l + r, out + r * vp);
+      if (p.k_offset)
+        for (int64_t r = 0; r < m_rows; ++r)
+          for (int64_t j = 0; j < n; ++j) scores[r * kKeyTile + j] += l[m_rows + r];
+      for (int64_t r = 0; r < m_rows; ++r) soften(rows, r, key, n, scores + r * kKeyTile, m + r, l + r, out + r * vp);
       if (direct_v) {
-        all_values<T>(scores, m_rows, tile.values, p.d_v, n, out, vp, ahead_v);
+        all_values<K>(scores, m_rows, tile.values, p.d_v, n, out, vp, ahead_v);
       } else {
         for (int64_t j = 0; j < n; ++j) widen(tile.values[j], p.d_v, p.v_chunk, wide_v + j * vp, vp);
         all_values<float>(scores, m_rows, wide_values, vp, n, out, vp, nullptr);
@@ -466,25 +496,25 @@ void run_dots(const AttentionProblem& p, const AttentionTask& t, Scratch& scratc
 
 // ---- many rows: matrix products, rows in the lanes of the scores -----------------------------------------------
 
-template <class T>
+template <class T, class K>
 void run_block(const AttentionProblem& p, const AttentionTask& t, Scratch& scratch) {
   const Rows rows(p, t, t.kv_head);
-  const int64_t count = rows.count, wide = attention_pad(count, W), d = rows.d, dp = rows.d_padded,
-                vp = rows.v_padded;
+  const int64_t count = rows.count, wide = attention_pad(count, W), d = rows.d, dp = rows.d_padded, vp = rows.v_padded;
   const Lie k_lie{p.k_token, p.k_head, p.k_block, p.k_chunk, p.block_size};
   const Lie r_lie{p.k_rope_token, p.k_rope_head, p.k_rope_block, p.k_rope_chunk, p.block_size};
   const Lie v_lie{p.v_token, p.v_head, p.v_block, p.v_chunk, p.block_size};
-  float* q = scratch.get(d * wide + kKeyTile * (wide + dp + vp) + count * vp + 5 * wide + dp + 64);
-  float* scores = q + d * wide;             // [key][row]
+  float* q = scratch.get(d * wide + kKeyTile * (wide + dp + vp) + count * vp + 6 * wide + dp + 64);
+  float* scores = q + d * wide;  // [key][row]
   float* wide_k = scores + kKeyTile * wide;
   float* wide_v = wide_k + kKeyTile * dp;
-  float* out = wide_v + kKeyTile * vp;      // [row][d_v]
+  float* out = wide_v + kKeyTile * vp;  // [row][d_v]
   float* m_all = out + count * vp;
   float* l_all = m_all + wide;
   float* alpha = l_all + wide;
   float* low = alpha + wide;
   float* high = low + wide;
-  float* line = high + wide;
+  float* shift = high + wide;
+  float* line = shift + wide;
   memset(q, 0, static_cast<size_t>(d * wide) * sizeof(float));
   for (int64_t r = 0; r < count; ++r) {
     const T* from = static_cast<const T*>(rows.s.q) + rows.token(r) * p.q_token + rows.head(r) * p.q_head;
@@ -493,13 +523,14 @@ void run_block(const AttentionProblem& p, const AttentionTask& t, Scratch& scrat
       widen(static_cast<const T*>(rows.s.q_rope) + rows.token(r) * p.q_rope_token + rows.head(r) * p.q_rope_head,
             p.d_rope, 16, line + p.d, p.d_rope);
     for (int64_t i = 0; i < d; ++i) q[i * wide + r] = line[i] * p.scale;
+    shift[r] = scale_query(p, t.kv_head, q + r, wide);
   }
   for (int64_t r = 0; r < wide; ++r) {
     m_all[r] = kMinusInf;
     l_all[r] = 0.f;
   }
   memset(out, 0, static_cast<size_t>(count * vp) * sizeof(float));
-  const T* keys[kKeyTile];
+  const K* keys[kKeyTile];
   const int64_t first = rows.token(0), last = rows.token(count - 1);
   for (int64_t key = rows.begin; key < rows.end; key += kKeyTile) {
     const int64_t n = rows.end - key < kKeyTile ? rows.end - key : kKeyTile;
@@ -510,10 +541,12 @@ void run_block(const AttentionProblem& p, const AttentionTask& t, Scratch& scrat
       for (int64_t j = 0; j < n; ++j) widen(keys[j], p.d_rope, p.k_rope_chunk, wide_k + j * dp + p.d, p.d_rope);
     }
     gemm_all<false>(n, wide, d, wide_k, dp, 1, q, wide, scores, wide, false);
+    if (p.k_offset)
+      for (int64_t j = 0; j < n; ++j)
+        for (int64_t r = 0; r < count; ++r) scores[j * wide + r] += shift[r];
     if (rows.s.pse)
       for (int64_t r = 0; r < count; ++r)
-        for (int64_t j = 0; j < n; ++j)
-          scores[j * wide + r] += pse_at(p, rows.s, rows.head(r), rows.token(r), key + j);
+        for (int64_t j = 0; j < n; ++j) scores[j * wide + r] += pse_at(p, rows.s, rows.head(r), rows.token(r), key + j);
     if (p.soft_cap > 0.f)
       for (int64_t i = 0; i < n * wide; i += W)
         store(scores + i, soft_cap_vector(load(scores + i), set1(p.soft_cap), set1(1.f / p.soft_cap)));
@@ -575,14 +608,21 @@ void run_block(const AttentionProblem& p, const AttentionTask& t, Scratch& scrat
 
 // ---- entries ---------------------------------------------------------------------------------------------------
 
-template <class T>
-void run_type(const AttentionProblem& p, const AttentionTask& t) {
+template <class T, class K>
+void run_types(const AttentionProblem& p, const AttentionTask& t) {
   static thread_local Scratch scratch;
   const AttentionSequence& s = p.sequences[t.sequence];
   if (s.q_len * (p.heads / p.kv_heads) <= kDotRows)
-    run_dots<T>(p, t, scratch);
+    run_dots<T, K>(p, t, scratch);
   else
-    run_block<T>(p, t, scratch);
+    run_block<T, K>(p, t, scratch);
+}
+
+template <class T>
+void run_type(const AttentionProblem& p, const AttentionTask& t) {
+  if (p.kv == AttentionKv::Int8) return run_types<T, int8_t>(p, t);
+  if (p.kv == AttentionKv::F32) return run_types<T, float>(p, t);
+  run_types<T, T>(p, t);
 }
 
 void run(const AttentionProblem& p, const AttentionTask& t) {

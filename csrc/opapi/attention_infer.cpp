@@ -3,11 +3,12 @@
 #include <algorithm>
 #include <cstring>
 
+#include "opapi/attention_kv_quant.h"
+
 namespace aloft {
 namespace {
 
 using Text = std::string;
-long long ll(int64_t v) { return static_cast<long long>(v); }
 
 constexpr char kLayouts[] =
     "BSH, BSND, BNSD, TND, NTD, NSD, BNSD_BSND, BSH_BNSD, BSND_BNSD, BSH_NBSD, BSND_NBSD, BNSD_NBSD, NTD_TND, TND_NTD";
@@ -70,17 +71,27 @@ struct Plan {
   int64_t block_size;
   std::vector<int64_t> q_begin, q_len, kv_begin, kv_len;
   int64_t mask_batch = 0, pse_batch = 0;
+  KvQuant k_quant, v_quant;
+  KvShape k_shape, v_shape;
 };
 
 void check_types(const Plan& p) {
   const DType t = p.q.dtype;
-  require(t != DType::I8 && p.k.dtype != DType::I8 && p.v.dtype != DType::I8 && p.k.dtype != DType::I32,
-          "quantised attention (int8 query, int8 or int4 key and value) is not available on the virtual NPU yet");
+  require(t != DType::I8 && p.k.dtype != DType::I32,
+          "an int8 query and int4 keys and values are not available on the virtual NPU yet");
   require(t == DType::F16 || t == DType::BF16 || t == DType::F32, "query must be float16 or bfloat16, got %s",
           dtype_name(t));
   limit(t != DType::F32, "query is float32, the operator takes float16 and bfloat16");
-  require(p.k.dtype == t && p.v.dtype == t, "key and value must have the dtype of query (%s), got %s and %s",
-          dtype_name(t), dtype_name(p.k.dtype), dtype_name(p.v.dtype));
+  const bool quantised = p.k.dtype == DType::I8 && p.v.dtype == DType::I8;
+  require(quantised || (p.k.dtype == t && p.v.dtype == t),
+          "key and value must have the dtype of query (%s), or both be int8; got %s and %s", dtype_name(t),
+          dtype_name(p.k.dtype), dtype_name(p.v.dtype));
+  require(!quantised || (p.k_quant && p.v_quant),
+          "int8 key and value need key_antiquant_scale and value_antiquant_scale (or antiquant_scale for both)");
+  require(quantised || (!p.k_quant && !p.v_quant), "antiquant scales go with int8 key and value, got %s",
+          dtype_name(p.k.dtype));
+  require(!quantised || (!p.q_rope && p.k.ndim != 5),
+          "int8 key and value go without rope parts and without a cache in 32-element pieces on the virtual NPU");
   require(p.out.dtype == t, "attention_out must have the dtype of query (%s), got %s", dtype_name(t),
           dtype_name(p.out.dtype));
   require(!p.q_rope == !p.k_rope, "query_rope and key_rope are given together or not at all");
@@ -373,11 +384,48 @@ void run_infer(const Plan& plan) {
     if (pse) s.pse = pse.at(b * plan.pse_batch);
     plan.sparse.apply(&s);
   }
+  std::vector<float> wide, k_scale, k_offset, v_scale, v_offset;
+  if (plan.k_quant && (plan.k_quant.by_token() || plan.v_quant.by_token())) {
+    widen_kv(plan.k_quant, plan.v_quant, plan.k_shape, plan.v_shape, &p, &sequences, &wide);
+  } else if (plan.k_quant) {
+    k_scale = kv_channels(plan.k_quant.scale, plan.k_shape), k_offset = kv_channels(plan.k_quant.offset, plan.k_shape);
+    v_scale = kv_channels(plan.v_quant.scale, plan.v_shape), v_offset = kv_channels(plan.v_quant.offset, plan.v_shape);
+    p.kv = AttentionKv::Int8;
+    p.k_scale = k_scale.data(), p.k_offset = k_offset.empty() ? nullptr : k_offset.data();
+    p.v_scale = v_scale.data(), p.v_offset = v_offset.empty() ? nullptr : v_offset.data();
+  }
   p.sequences = sequences.data();
   p.count = plan.batch;
   attention_forward(p);
   fill_padding(plan, out.tensor(), ov, plan.lse);
   out.commit();
+}
+
+// The key's (0) or the value's (1) half of an operand that stacks both.
+Tensor half_of(const char* name, const Tensor& both, int64_t which) {
+  if (!both) return both;
+  require(both.ndim >= 1 && both.size(0) == 2, "%s has the shape %s, its first dimension must be 2: key and value",
+          name, both.shape_text().c_str());
+  Tensor t = both;
+  --t.ndim;
+  std::copy(both.sizes + 1, both.sizes + both.ndim, t.sizes);
+  std::copy(both.strides + 1, both.strides + both.ndim, t.strides);
+  t.data = both.ptr<char>() + which * both.stride(0) * static_cast<int64_t>(dtype_size(both.dtype));
+  return t;
+}
+
+void plan_kv_quant(Plan* p, const InferAttention& a) {
+  const Tensor scale = optional("antiquant_scale", a.kv_scale), offset = optional("antiquant_offset", a.kv_offset);
+  if (scale) {
+    require(!a.key_scale && !a.value_scale, "antiquant_scale is given together with key_antiquant_scale");
+    p->k_quant = {half_of("antiquant_scale", scale, 0), half_of("antiquant_offset", offset, 0), a.kv_mode};
+    p->v_quant = {half_of("antiquant_scale", scale, 1), half_of("antiquant_offset", offset, 1), a.kv_mode};
+    return;
+  }
+  p->k_quant = {optional("key_antiquant_scale", a.key_scale), optional("key_antiquant_offset", a.key_offset),
+                a.key_mode};
+  p->v_quant = {optional("value_antiquant_scale", a.value_scale), optional("value_antiquant_offset", a.value_offset),
+                a.value_mode};
 }
 
 }  // namespace
@@ -406,6 +454,7 @@ Work plan_infer_attention(const InferAttention& a) {
   p.out_layout = layout.find('_') == Text::npos ? layout : layout.substr(layout.find('_') + 1);
   p.packed = attention_packed(p.q_layout);
   p.paged = p.table.present;
+  plan_kv_quant(&p, a);
   check_types(p);
   require(a.heads > 0, "num_heads is %lld, it must be positive", ll(a.heads));
   p.heads = a.heads;
@@ -480,6 +529,17 @@ Work plan_infer_attention(const InferAttention& a) {
     require(a.pre + a.next >= 0, "pre_tokens %lld and next_tokens %lld leave an empty band", ll(a.pre), ll(a.next));
   plan_pse(&p, optional("pse_shift", a.pse_shift), queries);
   check_sizes(p, queries);
+  if (p.k_quant) {
+    int64_t longest = 0;
+    for (const int64_t keys : p.kv_len) longest = std::max(longest, keys);
+    const int64_t blocks = p.paged ? p.k.size(0) : 0;
+    p.k_shape = {p.batch, p.kv_heads, p.d, longest, blocks, p.block_size};
+    p.v_shape = {p.batch, p.kv_heads, p.d_v, longest, blocks, p.block_size};
+    check_kv_quant("key", p.k_quant, p.k_shape, p.q.dtype);
+    check_kv_quant("value", p.v_quant, p.v_shape, p.q.dtype);
+    limit(queries <= 1 || p.packed || (p.k_quant.mode <= 1 && p.v_quant.mode <= 1 && queries <= 16 && !p.paged),
+          "%lld query tokens with int8 keys and values: up to 16, antiquant modes 0 and 1, no paging", ll(queries));
+  }
 
   const AttentionView o = attention_view("attention_out", p.out, p.out_layout, p.heads);
   require(o.batch == q.batch && o.tokens == q.tokens && o.heads == p.heads && o.d == p.d_v,

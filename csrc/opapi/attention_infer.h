@@ -16,6 +16,10 @@ struct InferAttention {
   const aclTensor* query_rope = nullptr;
   const aclTensor* key_rope = nullptr;
   const aclTensor* sink = nullptr;
+  // int8 keys and values: separate scales, or both stacked on a leading dimension of 2.
+  const aclTensor *key_scale = nullptr, *key_offset = nullptr, *value_scale = nullptr, *value_offset = nullptr;
+  const aclTensor *kv_scale = nullptr, *kv_offset = nullptr;
+  int64_t key_mode = 0, value_mode = 0, kv_mode = 0;
   int64_t heads = 1, kv_heads = 0, pre = INT32_MAX, next = INT32_MAX, sparse_mode = 0, block_size = 0;
   double scale = 1.;
   const char* layout = "BSH";

@@ -36,12 +36,6 @@ InferAttention head(ALOFT_FIA_HEAD) {
   refuse_operand(dequant_scale2, "dequant_scale2", kQuantised);
   refuse_operand(quant_scale2, "quant_scale2", "int8 output of attention");
   refuse_operand(quant_offset2, "quant_offset2", "int8 output of attention");
-  refuse_operand(antiquant_scale, "antiquant_scale", "a quantised key/value cache");
-  refuse_operand(antiquant_offset, "antiquant_offset", "a quantised key/value cache");
-  refuse_operand(key_antiquant_scale, "key_antiquant_scale", "a quantised key/value cache");
-  refuse_operand(key_antiquant_offset, "key_antiquant_offset", "a quantised key/value cache");
-  refuse_operand(value_antiquant_scale, "value_antiquant_scale", "a quantised key/value cache");
-  refuse_operand(value_antiquant_offset, "value_antiquant_offset", "a quantised key/value cache");
   refuse_operand(query_padding_size, "query_padding_size", "left padding");
   refuse_operand(kv_padding_size, "kv_padding_size", "left padding");
   refuse_operand(key_shared_prefix, "key_shared_prefix", "a shared prefix");
@@ -50,6 +44,9 @@ InferAttention head(ALOFT_FIA_HEAD) {
   a.query = query, a.key = only_tensor("key", key), a.value = only_tensor("value", value);
   a.pse_shift = pse_shift, a.atten_mask = atten_mask, a.q_lengths = q_lengths, a.kv_lengths = kv_lengths;
   a.block_table = block_table;
+  a.kv_scale = antiquant_scale, a.kv_offset = antiquant_offset;
+  a.key_scale = key_antiquant_scale, a.key_offset = key_antiquant_offset;
+  a.value_scale = value_antiquant_scale, a.value_offset = value_antiquant_offset;
   return a;
 }
 
@@ -58,6 +55,7 @@ void tail(InferAttention* a, ALOFT_FIA_TAIL) {
           static_cast<long long>(inner_precise));
   a->heads = heads, a->scale = scale, a->pre = pre, a->next = next, a->layout = layout, a->kv_heads = kv_heads;
   a->sparse_mode = sparse_mode, a->block_size = block_size, a->want_lse = want_lse;
+  a->kv_mode = antiquant_mode, a->key_mode = key_antiquant_mode, a->value_mode = value_antiquant_mode;
 }
 
 }  // namespace

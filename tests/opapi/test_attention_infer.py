@@ -454,7 +454,7 @@ def test_refusals() -> None:
     refused("block_size", query, cache, cache, **{**good, "block_size": 32})
     refused("no multiple", query, cache, cache, **{**good, "num_key_value_heads": 3})
     refused("dtype of query", query, cache.half(), cache, **good)
-    refused("quantised", query, cache.to(torch.int8), cache.to(torch.int8), **good)
+    refused("key_antiquant_scale", query, cache.to(torch.int8), cache.to(torch.int8), **good)
     refused("sparse_mode 3 needs atten_mask", query, cache, cache, **good, sparse_mode=3)
     refused("compressed", query, cache, cache, **good, sparse_mode=3, atten_mask=TRIANGLE[:64, :64])
     refused("bool, int8 or uint8", query, cache, cache, **good, sparse_mode=3, atten_mask=TRIANGLE.float())
