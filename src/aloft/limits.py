@@ -70,8 +70,6 @@ def _cache_dtype_refusals(cache_dtype: str, model: ModelConfig) -> Iterator[str]
 
 
 def _model_refusals(model: ModelConfig) -> Iterator[str]:
-    if model.quantization is not None:
-        yield f"aloft does not support quantized weights yet: --model or --quantization asks for {model.quantization}."
     if model.runner_type != "generate":
         yield f"aloft does not support pooling models yet: --runner must be generate, not {model.runner_type}."
     if model.enable_sleep_mode:

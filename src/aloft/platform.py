@@ -139,6 +139,15 @@ class AloftPlatform(Platform):
     ) -> ProcessGroup:
         raise UnsupportedFeature("aloft does not support elastic groups or weight transfer yet.")
 
+    @classmethod
+    def verify_quantization(cls, quant: str) -> None:
+        from aloft import quantization
+
+        valid = quantization.names()
+        if quant not in valid:
+            why = " (Ascend 910 has no FP8 arithmetic: convert the checkpoint)" if "fp8" in quant else ""
+            raise ValueError(f"--quantization must be one of {', '.join(valid)} on npu, not {quant}{why}.")
+
     # ---- device -------------------------------------------------------------------------------------------------
 
     @classmethod
@@ -215,10 +224,11 @@ class AloftPlatform(Platform):
     def check_and_update_config(cls, vllm_config: VllmConfig) -> None:
         from vllm.config import CompilationMode
 
-        from aloft import config, limits, offline
+        from aloft import config, limits, offline, quantization
         from aloft.runner import parent
 
         config.parse(vllm_config.additional_config if isinstance(vllm_config.additional_config, dict) else None)
+        quantization.detect(vllm_config)
         limits.check(vllm_config)
         model = vllm_config.model_config
         if model is not None:

@@ -36,7 +36,7 @@ def platform() -> str:
 
 
 def general() -> None:
-    """Registers the attention backend and the layer replacements (once per process)."""
+    """Registers the attention backend, the layer replacements and the quantization configs (once per process)."""
     global _general_done
     if _general_done:
         return
@@ -45,10 +45,11 @@ def general() -> None:
     if current_platform.device_type != "npu" or type(current_platform).__module__ != "aloft.platform":
         return  # another platform was chosen with VLLM_PLUGINS or VLLM_TARGET_DEVICE
     _general_done = True
-    from aloft import attention, layers
+    from aloft import attention, layers, quantization
 
     attention.register()
     layers.register()
+    quantization.register()
 
 
 def _active_rivals() -> list[str]:

@@ -1,0 +1,157 @@
+"""The quantization configs vLLM sees: one class a checkpoint format, registered under vLLM's names and ``ascend``."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from vllm.config import get_current_vllm_config_or_none
+from vllm.model_executor.layers.attention import Attention
+from vllm.model_executor.layers.fused_moe import RoutedExperts
+from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
+from vllm.model_executor.layers.quantization.base_config import QuantizationConfig, QuantizeMethodBase
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from vllm.model_executor.models.utils import WeightsMapper
+
+from aloft import config as settings
+from aloft.quantization import registry
+from aloft.quantization.description import Description, shard_names
+from aloft.quantization.formats import modelslim
+from aloft.quantization.formats.compressed_tensors import CompressedTensors
+from aloft.quantization.formats.grouped import Awq, Gptq
+from aloft.quantization.linear import AloftQuantizedLinearMethod
+
+
+class AloftQuantizationConfig(QuantizationConfig):
+    """Asks the checkpoint's description about each layer, and the registry for the method."""
+
+    #: the name a checkpoint of this format has in vLLM, and the other names a user may give it
+    NAME: ClassVar[str] = ""
+    ALIASES: ClassVar[tuple[str, ...]] = ()
+    #: ``quantization_config.quant_method`` of config.json
+    METHOD: ClassVar[str] = ""
+
+    description: Any = None
+
+    @classmethod
+    def get_name(cls) -> str:
+        return cls.NAME
+
+    def get_supported_act_dtypes(self) -> list[torch.dtype]:
+        return [torch.bfloat16, torch.float16]
+
+    @classmethod
+    def get_min_capability(cls) -> int:
+        return 0
+
+    @staticmethod
+    def get_config_filenames() -> list[str]:
+        return []
+
+    @classmethod
+    def describe(cls, config: dict[str, Any]) -> Description:
+        """The description of ``quantization_config``."""
+        raise NotImplementedError
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> QuantizationConfig:
+        made = cls()
+        made.description = cls.describe(config)
+        return made
+
+    @classmethod
+    def override_quantization_method(
+        cls, hf_quant_cfg: dict[str, Any], user_quant: str | None, hf_config: Any = None
+    ) -> Any:
+        if str(hf_quant_cfg.get("quant_method", "")).lower() != cls.METHOD or not cls.METHOD:
+            return None
+        return cls.NAME if user_quant is None or user_quant in (cls.NAME, *cls.ALIASES) else None
+
+    def maybe_update_config(self, model_name: str, hf_config: Any = None, revision: str | None = None) -> None:
+        if self.description is not None:
+            return
+        found = f"a {modelslim.FILE} (--quantization ascend)" if modelslim.find(model_name, revision) else "none"
+        raise ValueError(
+            f"--quantization {self.NAME} needs a quantization_config of that method in the config.json of {model_name}; "
+            f"found: {found}."
+        )
+
+    def apply_vllm_mapper(self, hf_to_vllm_mapper: WeightsMapper) -> None:
+        names = getattr(self.description, "names", None)
+        if names is not None:
+            self.description.rename({name: hf_to_vllm_mapper._map_name(name) or name for name in names()})
+
+    @staticmethod
+    def get_checkpoint_weight_mapper() -> WeightsMapper:
+        return WeightsMapper(orig_to_new_suffix={".weight_shape": None})
+
+    def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> QuantizeMethodBase | None:
+        description: Description = self.description
+        if isinstance(layer, LinearBase | ParallelLMHead):
+            described = description.linear(prefix, shard_names(prefix, self.packed_modules_mapping))
+            if described is None:
+                return UnquantizedLinearMethod() if isinstance(layer, LinearBase) else None
+            kind = registry.LINEAR if isinstance(layer, LinearBase) else registry.EMBEDDING
+            cls = registry.method(described.name, kind, prefix)
+            if kind == registry.EMBEDDING:
+                return cls(described, prefix)
+            return AloftQuantizedLinearMethod(described, cls(nz=_nz_wanted()), prefix)  # type: ignore[return-value]
+        if isinstance(layer, VocabParallelEmbedding):
+            described = description.embedding(prefix)
+            return None if described is None else registry.method(described.name, registry.EMBEDDING, prefix)(described, prefix)
+        if isinstance(layer, Attention):
+            described = description.kv_cache(prefix)
+            return None if described is None else registry.method(described.name, registry.KV_CACHE, prefix)(described, prefix)
+        if isinstance(layer, RoutedExperts):
+            raise ValueError(f"{prefix}: aloft does not serve quantized experts yet.")
+        return None
+
+
+class ModelSlimConfig(AloftQuantizationConfig):
+    """ModelSlim's checkpoints say nothing in config.json: the description is a file of its own."""
+
+    NAME = "ascend"
+
+    def maybe_update_config(self, model_name: str, hf_config: Any = None, revision: str | None = None) -> None:
+        content = modelslim.find(model_name, revision)
+        if content is None:
+            said = getattr(hf_config, "quantization_config", None)
+            found = said.get("quant_method", said) if isinstance(said, dict) else "a float checkpoint"
+            raise ValueError(f"--quantization ascend needs {modelslim.FILE} in {model_name}; found: {found}.")
+        self.description = modelslim.ModelSlim(content)
+
+
+class CompressedTensorsConfig(AloftQuantizationConfig):
+    NAME = METHOD = "compressed-tensors"
+
+    @classmethod
+    def describe(cls, config: dict[str, Any]) -> Description:
+        return CompressedTensors(config)
+
+
+class AwqConfig(AloftQuantizationConfig):
+    NAME = METHOD = "awq"
+    ALIASES = ("auto_awq", "awq_marlin")
+
+    @classmethod
+    def describe(cls, config: dict[str, Any]) -> Description:
+        return Awq(config)
+
+
+class GptqConfig(AloftQuantizationConfig):
+    NAME = METHOD = "gptq"
+    ALIASES = ("auto_gptq", "gptq_marlin")
+
+    @classmethod
+    def describe(cls, config: dict[str, Any]) -> Description:
+        return Gptq(config)
+
+
+CONFIGS: tuple[type[AloftQuantizationConfig], ...] = (ModelSlimConfig, CompressedTensorsConfig, AwqConfig, GptqConfig)
+
+
+def _nz_wanted() -> bool:
+    """Whether the engine being built packs quantized weights (``weight_nz_mode`` 1 or 2)."""
+    vllm_config = get_current_vllm_config_or_none()
+    additional = vllm_config.additional_config if vllm_config is not None else None
+    return settings.parse(additional if isinstance(additional, dict) else None).weight_nz_mode >= 1

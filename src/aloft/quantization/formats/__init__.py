@@ -1,0 +1,1 @@
+"""Checkpoint formats: one module each, which reads a description and knows the tensors of a quantized layer."""

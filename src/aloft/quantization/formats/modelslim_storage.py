@@ -1,0 +1,118 @@
+"""The tensors of ModelSlim's linear layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from aloft.quantization.description import LayerShape
+from aloft.quantization.formats import parameters as make
+from aloft.quantization.weight import QuantizedWeight, kronecker_factors, unpack_nibbles
+
+
+def negated(offset: torch.Tensor) -> torch.Tensor | None:
+    """ModelSlim's offset is added to the code, ours is subtracted; None where nothing is."""
+    return -offset.float() if bool((offset != 0).any()) else None
+
+
+@dataclass(frozen=True)
+class WideStorage:
+    """``weight`` int8 ``[N, K]``, ``weight_scale`` and ``weight_offset`` ``[N, 1]``: one code a byte."""
+
+    bits: int = 8
+
+    def create(self, layer: torch.nn.Module, shape: LayerShape) -> None:
+        make.add(layer, "weight", make.weight(shape))
+        make.add(layer, "weight_scale", make.per_group(shape, 1, torch.float32))
+        make.add(layer, "weight_offset", make.per_group(shape, 1, torch.float32))
+
+    def read(self, layer: Any, shape: LayerShape) -> QuantizedWeight:
+        return QuantizedWeight(
+            layer.weight.data, layer.weight_scale.data.float(), negated(layer.weight_offset.data), shape.outputs
+        )
+
+
+@dataclass(frozen=True)
+class StaticStorage(WideStorage):
+    """And the activation's scale and offset; ``quant_bias`` int32 ``[N]``, ``deq_scale`` ``[N]``."""
+
+    def create(self, layer: torch.nn.Module, shape: LayerShape) -> None:
+        super().create(layer, shape)
+        make.add(layer, "input_scale", make.per_tensor(shape))
+        make.add(layer, "input_offset", make.per_tensor(shape))
+        make.add(layer, "quant_bias", make.per_row(shape, torch.int32))
+        # fp32 for bf16 models; for fp16 models int64, whose low half are the bits of the fp32 value
+        make.add(layer, "deq_scale", make.per_row(shape, torch.int64 if shape.dtype == torch.float16 else torch.float32))
+
+    def read(self, layer: Any, shape: LayerShape) -> QuantizedWeight:
+        plain = super().read(layer, shape)
+        if plain.zero is not None:
+            raise ValueError(f"{shape.name}: weight_offset must be 0 for W8A8, whose operator knows no weight offset.")
+        return QuantizedWeight(
+            plain.values,
+            plain.scale,
+            None,
+            shape.outputs,
+            input_scale=layer.input_scale.data.float(),
+            input_offset=layer.input_offset.data.float(),
+            integer_bias=layer.quant_bias.data,
+        )
+
+
+@dataclass(frozen=True)
+class NibbleStorage:
+    """Two codes a byte along the outputs (``packed``, version 1) or one; scales per row or group.
+
+    With two levels the scale of a group is the row's scale times the group's ``weight_scale_second``.
+    """
+
+    group: int
+    packed: bool
+    two_level: bool = False
+
+    def create(self, layer: torch.nn.Module, shape: LayerShape) -> None:
+        groups = shape.groups(self.group)
+        rows = sum(shape.outputs)
+        if self.packed:
+            stored = make.packed_weight(shape, (rows // 2, shape.inputs), torch.int8, 0, 0, 2)
+        else:
+            stored = make.weight(shape)
+        make.add(layer, "weight", stored)
+        first = 1 if self.two_level else groups
+        make.add(layer, "weight_scale", make.per_group(shape, first, torch.float32))
+        make.add(layer, "weight_offset", make.per_group(shape, first, torch.float32))
+        if self.two_level:
+            make.add(layer, "weight_scale_second", make.per_group(shape, groups, torch.float32))
+            make.add(layer, "weight_offset_second", make.per_group(shape, groups, torch.float32))
+
+    def read(self, layer: Any, shape: LayerShape) -> QuantizedWeight:
+        values = unpack_nibbles(layer.weight.data, 0) if self.packed else layer.weight.data
+        scale, offset = layer.weight_scale.data.float(), layer.weight_offset.data
+        if self.two_level:
+            if negated(offset) is not None:
+                raise ValueError(f"{shape.name}: weight_offset must be 0 beside weight_offset_second.")
+            scale, offset = scale * layer.weight_scale_second.data.float(), layer.weight_offset_second.data
+        return QuantizedWeight(values, scale, negated(offset), shape.outputs)
+
+
+@dataclass(frozen=True)
+class RotatedStorage(WideStorage):
+    """4-bit codes a byte, and the activation's Kronecker transform: ``left_trans``, ``right_trans``, ``clip_ratio``."""
+
+    bits: int = 4
+
+    def create(self, layer: torch.nn.Module, shape: LayerShape) -> None:
+        if shape.split_inputs:
+            raise ValueError(f"{shape.name}: a Kronecker transform cannot be split over tensor parallel ranks.")
+        super().create(layer, shape)
+        left, right = kronecker_factors(shape.inputs)
+        for name, size in (("left_trans", (left, left)), ("right_trans", (right, right)), ("clip_ratio", (1,))):
+            make.add(layer, name, make.whole(shape, size, shape.dtype if len(size) == 2 else torch.float32))
+
+    def read(self, layer: Any, shape: LayerShape) -> QuantizedWeight:
+        plain = super().read(layer, shape)
+        return replace(
+            plain, left=layer.left_trans.data, right=layer.right_trans.data, clip=layer.clip_ratio.data.float()
+        )

@@ -1,0 +1,95 @@
+"""vLLM parameters by the axes they are split along; vLLM's loaders do the splitting.
+
+Along the output features: everything per row (scales, biases). Along the input features: weights, and scales of groups
+(a group never crosses ranks, see ``LayerShape.groups``). Whole on every rank: per-tensor activation parameters.
+"""
+
+from __future__ import annotations
+
+import torch
+from vllm.model_executor.parameter import (
+    BasevLLMParameter,
+    ChannelQuantScaleParameter,
+    GroupQuantScaleParameter,
+    ModelWeightParameter,
+    PackedColumnParameter,
+    PackedvLLMParameter,
+    PerTensorScaleParameter,
+    RowvLLMParameter,
+)
+
+from aloft.quantization.description import LayerShape
+
+
+def add(layer: torch.nn.Module, name: str, parameter: torch.nn.Parameter) -> None:
+    layer.register_parameter(name, parameter)
+
+
+def weight(shape: LayerShape, dtype: torch.dtype = torch.int8) -> torch.nn.Parameter:
+    """``[N, K]``."""
+    data = torch.empty(sum(shape.outputs), shape.inputs, dtype=dtype)
+    return ModelWeightParameter(data=data, output_dim=0, input_dim=1, weight_loader=shape.loader)
+
+
+def packed_weight(
+    shape: LayerShape,
+    size: tuple[int, int],
+    dtype: torch.dtype,
+    output_dim: int,
+    packed_dim: int,
+    factor: int,
+) -> torch.nn.Parameter:
+    """A weight (or its zero points) that holds ``factor`` codes an element along ``packed_dim``."""
+    return PackedvLLMParameter(
+        data=torch.empty(size, dtype=dtype),
+        output_dim=output_dim,
+        input_dim=1 - output_dim,
+        packed_dim=packed_dim,
+        packed_factor=factor,
+        weight_loader=shape.loader,
+    )
+
+
+def packed_column(
+    shape: LayerShape, size: tuple[int, int], dtype: torch.dtype, output_dim: int, factor: int
+) -> torch.nn.Parameter:
+    """As ``packed_weight`` along the outputs, whole along the inputs (one group that spans the ranks)."""
+    return PackedColumnParameter(
+        data=torch.empty(size, dtype=dtype),
+        output_dim=output_dim,
+        packed_dim=output_dim,
+        packed_factor=factor,
+        weight_loader=shape.loader,
+    )
+
+
+def per_group(shape: LayerShape, groups: int, dtype: torch.dtype, output_dim: int = 0) -> torch.nn.Parameter:
+    """``[N, G]`` (or its transpose): split with the inputs where there are several groups, else whole along them."""
+    size = (sum(shape.outputs), groups) if output_dim == 0 else (groups, sum(shape.outputs))
+    data = torch.empty(size, dtype=dtype)
+    if groups == 1:
+        return ChannelQuantScaleParameter(data=data, output_dim=output_dim, weight_loader=shape.loader)
+    return GroupQuantScaleParameter(
+        data=data, output_dim=output_dim, input_dim=1 - output_dim, weight_loader=shape.loader
+    )
+
+
+def per_row(shape: LayerShape, dtype: torch.dtype) -> torch.nn.Parameter:
+    """``[N]``."""
+    data = torch.empty(sum(shape.outputs), dtype=dtype)
+    return ChannelQuantScaleParameter(data=data, output_dim=0, weight_loader=shape.loader)
+
+
+def per_tensor(shape: LayerShape, dtype: torch.dtype = torch.float32) -> torch.nn.Parameter:
+    """``[shards]``: one value for each original layer of a fused one."""
+    return PerTensorScaleParameter(data=torch.zeros(len(shape.outputs), dtype=dtype), weight_loader=shape.loader)
+
+
+def whole(shape: LayerShape, size: tuple[int, ...], dtype: torch.dtype) -> torch.nn.Parameter:
+    """The same for every shard of a fused layer and on every rank."""
+    return BasevLLMParameter(data=torch.empty(size, dtype=dtype), weight_loader=shape.loader)
+
+
+def per_input(shape: LayerShape, dtype: torch.dtype) -> torch.nn.Parameter:
+    """``[K]``, the same for every shard of a fused layer."""
+    return RowvLLMParameter(data=torch.empty(shape.inputs, dtype=dtype), input_dim=0, weight_loader=shape.loader)

@@ -1,0 +1,77 @@
+"""A quantized linear layer of vLLM: tensors by the checkpoint's storage, arithmetic by the scheme."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from vllm.model_executor.layers.linear import LinearMethodBase, register_weight_loader_v2_supported_method
+
+from aloft.quantization.description import LayerScheme, LayerShape
+from aloft.quantization.weight import QuantizedWeight
+
+
+class LinearScheme:
+    """One scheme's arithmetic for linear layers.
+
+    ``pack`` makes the operators' tensors from a weight, once; ``apply`` is the layer's product.
+    """
+
+    operators: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, nz: bool = True) -> None:
+        """nz: pack weights into FRACTAL_NZ where the operator takes it."""
+        self.nz = nz
+
+    def pack(self, weight: QuantizedWeight, shape: LayerShape) -> dict[str, torch.Tensor]:
+        raise NotImplementedError
+
+    def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """x ``[T, K]`` in the model's dtype to ``[T, N]``."""
+        raise NotImplementedError
+
+
+@register_weight_loader_v2_supported_method
+class AloftQuantizedLinearMethod(LinearMethodBase):
+    """Created per layer. After loading, the checkpoint's tensors give way to the operators' ones."""
+
+    def __init__(self, described: LayerScheme, scheme: LinearScheme, name: str) -> None:
+        self.described, self.scheme, self.name = described, scheme, name
+
+    def create_weights(
+        self,
+        layer: torch.nn.Module,
+        input_size_per_partition: int,
+        output_partition_sizes: list[int],
+        input_size: int,
+        output_size: int,
+        params_dtype: torch.dtype,
+        **extra: Any,
+    ) -> None:
+        self.shape = LayerShape(
+            name=self.name,
+            inputs=input_size_per_partition,
+            outputs=tuple(output_partition_sizes),
+            total_inputs=input_size,
+            dtype=params_dtype,
+            loader=extra.get("weight_loader"),
+            is_first_rank=getattr(layer, "tp_rank", 0) == 0,
+        )
+        self.described.storage.create(layer, self.shape)
+        self.created = tuple(name for name, _ in layer.named_parameters(recurse=False))
+
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        if getattr(layer, "aloft_ready", False):
+            return  # a second pass (reload of other layers, sleep) finds the operators' tensors
+        weight = self.described.storage.read(layer, self.shape)
+        packed = self.scheme.pack(weight, self.shape)
+        for name in self.created:
+            delattr(layer, name)
+        for name, tensor in packed.items():
+            layer.register_parameter(name, torch.nn.Parameter(tensor, requires_grad=False))
+        layer.aloft_ready = True  # type: ignore[assignment]
+
+    def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+        made = self.scheme.apply(layer, rows, bias)
+        return made if x.dim() == 2 else made.view(*x.shape[:-1], made.shape[-1])

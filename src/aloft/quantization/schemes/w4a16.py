@@ -1,0 +1,14 @@
+"""W4A16: 4-bit weights with a scale a row or group, with or without zero point, activations as they are."""
+
+from __future__ import annotations
+
+from aloft.quantization.registry import LINEAR, register
+from aloft.quantization.weight_only import WeightOnly
+
+
+@register("w4a16", LINEAR)
+class WeightOnlyInt4(WeightOnly):
+    """``y = x (wq - zero) * scale + bias``, weights packed along the outputs."""
+
+    operators = ("npu::npu_convert_weight_to_int4pack", "npu::npu_weight_quant_batchmatmul")
+    bits = 4

@@ -1,0 +1,127 @@
+"""Quantizes the linear layers of one block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from aloft.quantizer import grid as grids
+from aloft.quantizer.decoder import STAGES, submodule
+from aloft.quantizer.gptq import round_with_feedback
+from aloft.quantizer.recipe import STATIC, Recipe
+from aloft.quantizer.statistics import StageInputs
+
+
+@dataclass
+class Quantized:
+    """One linear layer as integers. input_scale, input_offset: static activations; left, right: Kronecker transform."""
+
+    codes: torch.Tensor
+    grid: grids.Grid
+    recipe: Recipe
+    error: float
+    input_scale: float | None = None
+    input_offset: float | None = None
+    left: torch.Tensor | None = None
+    right: torch.Tensor | None = None
+    clip: float = 1.0
+
+
+def quantize_linear(weight: torch.Tensor, recipe: Recipe, inputs: StageInputs | None) -> tuple[torch.Tensor, grids.Grid]:
+    """Codes and grid of a weight ``[N, K]`` float32."""
+    importance = None if inputs is None else inputs.second.diagonal()
+    if recipe.gptq:
+        assert inputs is not None
+        if recipe.align and inputs.cross is not None:
+            weight = aligned(weight, inputs)
+    scale_dtype = torch.bfloat16 if recipe.activation_bits == 16 else torch.float32
+    grid = grids.fit(
+        weight, recipe.bits, recipe.group, recipe.symmetric, importance, recipe.search, scale_dtype=scale_dtype
+    )
+    if not recipe.gptq:
+        return grid.round(weight), grid
+    assert inputs is not None
+    return round_with_feedback(weight, inputs.second, grid), grid
+
+
+def aligned(weight: torch.Tensor, inputs: StageInputs, damping: float = 0.05) -> torch.Tensor:
+    """The weight that best gives, from the inputs it will see, what the float weight gives from the float model's.
+
+    Least squares with a pull to the original weight: ``W + W (C - H) (H + damping)⁻¹``.
+    """
+    assert inputs.cross is not None
+    second = inputs.second.double()
+    pull = damping * second.diagonal().mean() * torch.eye(len(second), dtype=torch.float64)
+    factor = torch.linalg.cholesky(second + pull)
+    change = weight.double() @ (inputs.cross.double() - second)
+    return (weight.double() + torch.cholesky_solve(change.t(), factor).t()).float()
+
+
+def quantize_block(
+    layer: Any, inputs: dict[str, StageInputs] | None, choose: Callable[[str], Recipe | None]
+) -> dict[str, Quantized]:
+    """Quantizes a block's linear layers and leaves them computing what the quantized ones will.
+
+    choose: the recipe of a linear layer by its name in the block; None keeps it as it is.
+    """
+    made: dict[str, Quantized] = {}
+    for stage, (names, _) in STAGES.items():
+        here = None if inputs is None else inputs[stage]
+        for name in names:
+            recipe = choose(name)
+            if recipe is None:
+                continue
+            module = submodule(layer, name)
+            original = module.weight.data.float()
+            codes, grid = quantize_linear(original, recipe, here)
+            value = grid.value(codes)
+            entry = Quantized(codes, grid, recipe, _error(value - original, original, here))
+            if recipe.activations == STATIC:
+                assert here is not None
+                entry.input_scale, entry.input_offset = static_range(here, recipe.symmetric_inputs)
+            module.weight.data = value.to(torch.bfloat16)
+            _round_inputs(module, entry)
+            made[name] = entry
+    for parameter in layer.parameters():
+        parameter.data = parameter.data.to(torch.bfloat16)
+    return made
+
+
+def _error(difference: torch.Tensor, original: torch.Tensor, inputs: StageInputs | None) -> float:
+    """Relative squared error of the output (of the weight where there are no inputs)."""
+    if inputs is None:
+        return float(difference.square().sum() / original.square().sum())
+    second = inputs.second
+    return float(((difference @ second) * difference).sum() / ((original @ second) * original).sum())
+
+
+def static_range(inputs: StageInputs, symmetric: bool) -> tuple[float, float]:
+    """Scale and offset of ``q = round(x / scale + offset)``, representable in bfloat16 where the operator takes it."""
+    if symmetric:
+        return float(inputs.peak.max()) / 127, 0.0
+    low, high = min(inputs.low, 0.0), max(inputs.high, 0.0)
+    scale = (high - low) / 255
+    return scale, float(torch.tensor(-128 - low / scale).round().clamp(-128, 127))
+
+
+def _round_inputs(module: torch.nn.Module, entry: Quantized) -> None:
+    recipe = entry.recipe
+    if recipe.activation_bits == 16:
+        return
+    top = 2 ** (recipe.activation_bits - 1) - 1
+
+    def dynamic(_: object, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor]:
+        x = args[0].float()
+        scale = (x.abs().amax(-1, keepdim=True) / top).clamp_(min=1e-12)
+        return ((torch.round(x / scale) * scale).to(args[0].dtype),)
+
+    def static(_: object, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor]:
+        scale, offset = entry.input_scale, entry.input_offset
+        assert scale is not None and offset is not None
+        codes = torch.round(args[0].float() / scale + offset).clamp_(-128, 127)
+        return (((codes - offset) * scale).to(args[0].dtype),)
+
+    module.register_forward_pre_hook(static if recipe.activations == STATIC else dynamic)

@@ -1,0 +1,82 @@
+"""What a scheme's name means to the tool: widths, groups, activations, and the algorithms used by default."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+FLOAT_ACTIVATIONS, TOKEN, STATIC = "float", "token", "static"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One scheme, and how its numbers are found.
+
+    group: input features that share a scale, 0 for a whole row. activations: ``float``, ``token`` (a scale a token) or
+    ``static`` (one calibrated scale). rotate: Hadamard rotations folded into the weights. kronecker: an online rotation
+    before each quantized product. smooth: exponent of SmoothQuant's migration, 0 for none. gptq: error feedback;
+    otherwise nearest rounding. symmetric_inputs: no offset of
+    static activations. align: targets are the float model's outputs, not those of the model quantized so far.
+    """
+
+    scheme: str
+    bits: int
+    group: int = 0
+    symmetric: bool = True
+    activations: str = FLOAT_ACTIVATIONS
+    activation_bits: int = 16
+    rotate: bool = False
+    kronecker: bool = False
+    smooth: float = 0.0
+    gptq: bool = False
+    align: bool = False
+    search: bool = True
+    symmetric_inputs: bool = False
+
+    @property
+    def needs_text(self) -> bool:
+        return self.gptq or self.smooth > 0 or self.activations == STATIC
+
+
+_RECIPES = {
+    recipe.scheme: recipe
+    for recipe in (
+        Recipe("w8a16", 8),
+        Recipe("w8a8-dynamic", 8, activations=TOKEN, activation_bits=8, smooth=0.5),
+        Recipe("w8a8-static", 8, activations=STATIC, activation_bits=8, smooth=0.5),
+        Recipe("w4a16", 4, group=64, symmetric=False, gptq=True, align=True),
+        Recipe("w4a8", 4, group=64, activations=TOKEN, activation_bits=8, rotate=True, gptq=True, align=True),
+        Recipe("w4a4", 4, activations=TOKEN, activation_bits=4, rotate=True, kronecker=True, gptq=True, align=True),
+    )
+}
+SCHEMES = tuple(_RECIPES)
+
+
+def recipe(scheme: str, group: int | None = None, symmetric: bool | None = None, algorithm: str = "auto") -> Recipe:
+    """The recipe of a scheme, with what the user changed.
+
+    Args:
+        algorithm: ``auto`` (the scheme's own), ``minmax`` or ``mse`` (nearest rounding), ``gptq``.
+
+    Raises:
+        ValueError: an unknown scheme or algorithm, or one that does not go with the scheme.
+    """
+    found = _RECIPES.get(scheme.lower().replace("_", "-"))
+    if found is None:
+        raise ValueError(f"--scheme must be one of {', '.join(SCHEMES)}, not {scheme!r}")
+    if group is not None:
+        if found.bits == 8 and group:
+            raise ValueError(f"--group-size must be 0 for {found.scheme}: 8-bit weights have a scale a row")
+        if group % 32:
+            raise ValueError(f"--group-size must be 0 or a multiple of 32, not {group}")
+        found = replace(found, group=group)
+    if symmetric is not None:
+        if not symmetric and found.scheme != "w4a16":
+            raise ValueError(f"--asymmetric goes with w4a16 only, not with {found.scheme}")
+        found = replace(found, symmetric=symmetric)
+    if algorithm in ("minmax", "mse"):
+        found = replace(found, gptq=False, align=False, smooth=0.0, rotate=False, search=algorithm == "mse")
+    elif algorithm == "gptq":
+        found = replace(found, gptq=True, align=True)
+    elif algorithm != "auto":
+        raise ValueError(f"--algorithm must be auto, minmax, mse or gptq, not {algorithm!r}")
+    return found

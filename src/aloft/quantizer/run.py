@@ -1,0 +1,285 @@
+"""Quantizes a model block by block into a folder that vLLM loads."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from aloft.quantizer import fold
+from aloft.quantizer.block import quantize_block
+from aloft.quantizer.compressed_tensors import CompressedTensorsWriter
+from aloft.quantizer.decoder import LINEARS, Decoder, submodule
+from aloft.quantizer.modelslim import ModelSlimWriter
+from aloft.quantizer.recipe import Recipe, recipe
+from aloft.quantizer.rotation import orthogonal
+from aloft.quantizer.statistics import Stream, advance, observe
+from aloft.quantizer.text import windows
+
+WRITERS = {"modelslim": ModelSlimWriter, "compressed-tensors": CompressedTensorsWriter}
+WORK = ".aloft-quantize"
+REPORT = "aloft-quantize.json"
+_COPIED = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that decides the result. samples windows of length tokens of the calibration text are used."""
+
+    scheme: str
+    format: str = "modelslim"
+    algorithm: str = "auto"
+    group: int | None = None
+    symmetric: bool | None = None
+    seed: int = 0
+    samples: int = 64
+    length: int = 512
+
+
+@dataclass(frozen=True)
+class Result:
+    """layers: one row a linear layer; weight_ratio: bytes of the quantized layers in use over those in bfloat16."""
+
+    layers: list[dict[str, Any]]
+    weight_ratio: float
+
+
+Progress = Callable[[int, int, str], None]
+
+
+def quantize(
+    model: Path | str,
+    out: Path | str,
+    settings: Settings,
+    calibration: Path | str | None = None,
+    progress: Progress = lambda done, total, words: None,
+) -> Result:
+    """Writes the quantized checkpoint of a bfloat16 or float16 model.
+
+    One block is in memory at a time. What is finished stays in OUT when the run is interrupted, and the same settings
+    go on from there.
+
+    Raises:
+        ValueError: a setting, the model or the calibration text does not serve.
+    """
+    model, out = Path(model), Path(out)
+    wanted = recipe(settings.scheme, settings.group, settings.symmetric, settings.algorithm)
+    if settings.format not in WRITERS:
+        raise ValueError(f"--format must be one of {', '.join(WRITERS)}, not {settings.format!r}")
+    if wanted.needs_text and calibration is None:
+        raise ValueError(f"the scheme {wanted.scheme} needs calibration text: --calib FILE")
+    run = _Run(Decoder(model), out, settings, wanted, Path(calibration) if wanted.needs_text and calibration else None)
+    return run.go(progress)
+
+
+class _Run:
+    def __init__(self, decoder: Decoder, out: Path, settings: Settings, wanted: Recipe, text: Path | None) -> None:
+        self.decoder, self.out, self.settings, self.recipe, self.text = decoder, out, settings, wanted, text
+        self.writer: Any = WRITERS[settings.format]()
+        self.work = out / WORK
+        self.turn = orthogonal(decoder.config.hidden_size, settings.seed) if wanted.rotate else None
+        self.head_dim = getattr(decoder.config, "head_dim", None) or (
+            decoder.config.hidden_size // decoder.config.num_attention_heads
+        )
+
+    def go(self, progress: Progress) -> Result:
+        total = self.decoder.num_layers
+        start, rows = self._resume()
+        streams = self._streams(start)
+        for index in range(start, total):
+            progress(index, total, f"block {index}")
+            streams, made = self._block(index, streams)
+            rows += made
+            self._save(index, streams, rows)
+        progress(total, total, "writing")
+        self._finish(rows)
+        return Result(rows, _ratio(rows))
+
+    # ---- one block ----------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def _block(self, index: int, streams: tuple[Stream | None, Stream | None]) -> tuple[Any, list[dict[str, Any]]]:
+        from safetensors.torch import save_file
+
+        layer = self.decoder.layer(index)
+        stream, reference = streams
+        if self.turn is not None:
+            fold.fold_gains(layer)
+            fold.rotate_block(layer, self.turn, self.settings.seed + 1 + index, self.head_dim)
+            _to_bfloat16(layer)
+        exact = copy.deepcopy(layer) if reference is not None else None
+        if self.recipe.smooth:
+            assert stream is not None
+            fold.smooth(layer, observe(layer, stream)[0], self.recipe.smooth, self.head_dim)
+            _to_bfloat16(layer)
+        inputs, exact_after = observe(layer, stream, reference, exact) if stream is not None else (None, None)
+        made = quantize_block(layer, inputs, lambda name: self.recipe)
+        tensors: dict[str, torch.Tensor] = {}
+        rows = []
+        prefix = f"model.layers.{index}."
+        for name, entry in made.items():
+            bias = submodule(layer, name).bias
+            tensors |= self.writer.layer(prefix + name, entry, None if bias is None else bias.data)
+            rows.append(_row(prefix + name, entry))
+        for name, parameter in layer.named_parameters():
+            if not any(name == f"{linear}.weight" for linear in made):
+                tensors[prefix + name] = parameter.data.to(torch.bfloat16).contiguous()
+                self.writer.float(prefix + name)
+        save_file(tensors, self.out / _file(index), {"format": "pt"})
+        return (advance(layer, stream) if stream is not None else None, exact_after), rows
+
+    @torch.inference_mode()
+    def _streams(self, start: int) -> tuple[Stream | None, Stream | None]:
+        if self.text is None:
+            return None, None
+        held = self.work / "streams.safetensors"
+        if start:
+            from safetensors.torch import load_file
+
+            states = load_file(held)
+        else:
+            tokens = windows(
+                self.text, self.decoder.folder, self.settings.samples, self.settings.length, self.settings.seed
+            )
+            first = torch.nn.functional.embedding(tokens, self._embedding())
+            states = {"ours": first} | ({"exact": first.clone()} if self.recipe.align else {})
+        ours = states["ours"]
+        position = self.decoder.rotary(ours, torch.arange(ours.shape[1])[None])
+        return Stream(ours, position), Stream(states["exact"], position) if "exact" in states else None
+
+    # ---- the tensors outside of blocks --------------------------------------------------------------------------
+
+    def _embedding(self) -> torch.Tensor:
+        table = self.decoder.tensor("model.embed_tokens.weight")
+        return (table.double() @ self.turn).to(torch.bfloat16) if self.turn is not None else table.to(torch.bfloat16)
+
+    def _outside(self) -> dict[str, torch.Tensor]:
+        made = {name: tensor.to(torch.bfloat16) for name, tensor in self.decoder.others()}
+        if self.turn is None:
+            return made
+        table = self.decoder.tensor("model.embed_tokens.weight" if self.decoder.tied else "lm_head.weight")
+        gain = self.decoder.tensor("model.norm.weight")
+        made["lm_head.weight"] = ((table.double() * gain.double()) @ self.turn).to(torch.bfloat16)
+        made["model.norm.weight"] = torch.ones_like(gain, dtype=torch.bfloat16)
+        made["model.embed_tokens.weight"] = self._embedding()
+        return made
+
+    # ---- files --------------------------------------------------------------------------------------------------
+
+    def _key(self) -> str:
+        source = {file: (self.decoder.folder / file).stat().st_size for file in sorted(set(self.decoder.where.values()))}
+        text = hashlib.sha256(self.text.read_bytes()).hexdigest() if self.text is not None else ""
+        said = [dataclasses.asdict(self.settings), dataclasses.asdict(self.recipe), source, text]
+        return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+    def _resume(self) -> tuple[int, list[dict[str, Any]]]:
+        """Blocks finished by an earlier run with the same settings."""
+        self.out.mkdir(parents=True, exist_ok=True)
+        state = self.work / "state.json"
+        if state.is_file():
+            held = json.loads(state.read_text())
+            if held["key"] == self._key():
+                vars(self.writer).update(self._writer_state(held["writer"]))
+                return held["done"], held["rows"]
+        elif any(self.out.iterdir()):
+            raise ValueError(f"{self.out} is not empty: name another folder")
+        shutil.rmtree(self.work, ignore_errors=True)
+        self.work.mkdir()
+        return 0, []
+
+    def _save(self, index: int, streams: tuple[Stream | None, Stream | None], rows: list[dict[str, Any]]) -> None:
+        from safetensors.torch import save_file
+
+        states = {name: one.states for name, one in zip(("ours", "exact"), streams, strict=True) if one is not None}
+        if states:
+            save_file(states, self.work / "streams.new")
+            (self.work / "streams.new").replace(self.work / "streams.safetensors")
+        said = {"key": self._key(), "done": index + 1, "rows": rows, "writer": self._writer_said()}
+        (self.work / "state.new").write_text(json.dumps(said))
+        (self.work / "state.new").replace(self.work / "state.json")
+
+    def _writer_said(self) -> dict[str, Any]:
+        said = dict(vars(self.writer))
+        said.pop("dtype")
+        if "groups" in said:
+            said["groups"] = [[dataclasses.asdict(of), names] for of, names in said["groups"].items()]
+        return said
+
+    @staticmethod
+    def _writer_state(said: dict[str, Any]) -> dict[str, Any]:
+        if "groups" in said:
+            said["groups"] = {Recipe(**of): names for of, names in said["groups"]}
+        return said
+
+    def _finish(self, rows: list[dict[str, Any]]) -> None:
+        from safetensors.torch import save_file
+
+        outside = self._outside()
+        for name in outside:
+            self.writer.float(name)
+        save_file({name: tensor.contiguous() for name, tensor in outside.items()}, self.out / _file(-1), {"format": "pt"})
+        for pattern in _COPIED:
+            for file in self.decoder.folder.glob(pattern):
+                if not file.name.endswith(".index.json") and file.name not in ("config.json", "aloft.json"):
+                    shutil.copy(file, self.out / file.name)
+        config = json.loads((self.decoder.folder / "config.json").read_text())
+        if self.turn is not None:
+            config["tie_word_embeddings"] = False
+        config = self.writer.finish(self.out, config)
+        (self.out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        self._write_index()
+        report = {"settings": dataclasses.asdict(self.settings), "weight_ratio": _ratio(rows), "layers": rows}
+        (self.out / REPORT).write_text(json.dumps(report, indent=1) + "\n")
+        shutil.rmtree(self.work)
+
+    def _write_index(self) -> None:
+        from safetensors import safe_open
+
+        where: dict[str, str] = {}
+        size = 0
+        for file in sorted(self.out.glob("model-*.safetensors")):
+            size += file.stat().st_size
+            with safe_open(file, framework="pt") as opened:
+                where |= {name: file.name for name in opened.keys()}  # noqa: SIM118 - not a dict
+        index = {"metadata": {"total_size": size}, "weight_map": where}
+        (self.out / "model.safetensors.index.json").write_text(json.dumps(index, indent=1) + "\n")
+
+
+def _to_bfloat16(layer: torch.nn.Module) -> None:
+    for parameter in layer.parameters():
+        parameter.data = parameter.data.to(torch.bfloat16)
+
+
+def _file(index: int) -> str:
+    return "model-outside.safetensors" if index < 0 else f"model-block-{index:05d}.safetensors"
+
+
+def _row(name: str, entry: Any) -> dict[str, Any]:
+    rows, columns = entry.codes.shape
+    groups = entry.grid.scale.shape[1]
+    width = 2 if entry.recipe.activation_bits == 16 else 4
+    parts = width * (1 if entry.recipe.symmetric else 2)
+    used = rows * columns * entry.recipe.bits / 8 + rows * groups * parts
+    return {
+        "layer": name,
+        "scheme": entry.recipe.scheme,
+        "group": entry.recipe.group,
+        "error": entry.error,
+        "bytes": int(used),
+        "bytes_bfloat16": rows * columns * 2,
+    }
+
+
+def _ratio(rows: list[dict[str, Any]]) -> float:
+    return sum(row["bytes"] for row in rows) / max(1, sum(row["bytes_bfloat16"] for row in rows))
+
+
+__all__ = ["LINEARS", "Result", "Settings", "quantize"]
