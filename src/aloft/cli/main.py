@@ -65,6 +65,54 @@ def ops(context: typer.Context) -> None:
 
 
 @app.command()
+def quantize(
+    model: Annotated[Path, typer.Argument(help="Folder of a bfloat16 or float16 model.")],
+    out: Annotated[Path, typer.Argument(help="Folder to write; an interrupted run goes on from it.")],
+    scheme: Annotated[str, typer.Option(help="w8a16, w8a8-dynamic, w8a8-static, w4a16, w4a8 or w4a4.")],
+    calib: Annotated[Path | None, typer.Option(help="Calibration text, UTF-8.")] = None,
+    format: Annotated[str, typer.Option(help="modelslim or compressed-tensors.")] = "modelslim",
+    algorithm: Annotated[str, typer.Option(help="auto (the scheme's own), minmax, mse or gptq.")] = "auto",
+    group_size: Annotated[int | None, typer.Option(help="Inputs that share a scale, 0 for a whole row.")] = None,
+    symmetric: Annotated[
+        bool | None, typer.Option("--symmetric/--asymmetric", help="Without or with zero point.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Draws calibration windows and rotations.")] = 0,
+    samples: Annotated[int, typer.Option(min=1, help="Calibration windows.")] = 64,
+    length: Annotated[int, typer.Option(min=8, help="Tokens of a calibration window.")] = 512,
+    report: Annotated[bool, typer.Option(help="Print the error of each kind of layer.")] = False,
+) -> None:
+    """Make a quantized checkpoint, on the CPU, block by block."""
+    from aloft.cli.quantize import Settings
+    from aloft.cli.quantize import quantize as work
+
+    settings = Settings(scheme, format, algorithm, group_size, symmetric, seed, samples, length)
+    raise typer.Exit(work(model, out, settings, calib, report))
+
+
+@app.command("eval")
+def evaluate(
+    model: Annotated[Path, typer.Argument(help="Folder of a model.")],
+    text: Annotated[Path, typer.Option(help="The text to predict, UTF-8; never the calibration text.")],
+    reference: Annotated[Path | None, typer.Option(help="Model to compare with, or scores saved with --save.")] = None,
+    tokens: Annotated[int, typer.Option(min=0, help="Predicted tokens at least; 0 for the whole text.")] = 0,
+    window: Annotated[int, typer.Option(help="Tokens of context a piece of the text has.")] = 1024,
+    candidates: Annotated[int, typer.Option(help="Likeliest tokens kept for the divergence.")] = 20,
+    save: Annotated[Path | None, typer.Option(help="Where to keep the scores (.npz).")] = None,
+    quantization: Annotated[str | None, typer.Option(help="As vllm serve's.")] = None,
+    kv_cache_dtype: Annotated[str, typer.Option(help="As vllm serve's.")] = "auto",
+    json_output: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
+) -> None:
+    """Measure perplexity, next-token accuracy and divergence on a text, through the engine."""
+    from aloft.cli.evaluate import EvalSettings
+    from aloft.cli.evaluate import evaluate as work
+
+    settings = EvalSettings(
+        text, reference, tokens, window, candidates, save, quantization, kv_cache_dtype, json_output
+    )
+    raise typer.Exit(work(model, settings))
+
+
+@app.command()
 def doctor(
     json_output: Annotated[bool, typer.Option("--json", help="Print a JSON object instead of a table.")] = False,
 ) -> None:

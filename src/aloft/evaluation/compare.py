@@ -36,7 +36,7 @@ class Comparison:
 
     accuracy_kept: Interval
     perplexity_rise: Interval
-    kl: Interval | None
+    kl: Interval
 
 
 def summary(scores: Scores) -> Summary:
@@ -57,11 +57,7 @@ def compare(scores: Scores, reference: Scores, seed: int = 0) -> Comparison:
     counts = _by_window(numpy.ones(len(scores.loss)), scores)
     draws = numpy.random.default_rng(seed).integers(0, windows, (_RESAMPLES, windows))
     kept = _interval(sums[0].sum() / sums[1].sum(), sums[0][draws].sum(1) / sums[1][draws].sum(1))
-    rise = _interval(
-        numpy.expm1(losses.sum() / counts.sum()), numpy.expm1(losses[draws].sum(1) / counts[draws].sum(1))
-    )
-    if not (scores.ids.shape[1] and reference.ids.shape[1]):
-        return Comparison(kept, rise, None)
+    rise = _interval(numpy.expm1(losses.sum() / counts.sum()), numpy.expm1(losses[draws].sum(1) / counts[draws].sum(1)))
     drift = _by_window(divergence(scores, reference), scores)
     return Comparison(kept, rise, _interval(drift.sum() / counts.sum(), drift[draws].sum(1) / counts[draws].sum(1)))
 

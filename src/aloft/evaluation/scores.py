@@ -16,7 +16,7 @@ class Scores:
 
     loss: float64 ``[n]``, negative log-probability in nats. hit: bool ``[n]``, whether the token was the model's first
     choice. window: int32 ``[n]``. ids, logs: int32 and float32 ``[n, k]``, the k likeliest tokens and their
-    log-probabilities; k may be 0.
+    log-probabilities.
     """
 
     loss: numpy.ndarray
@@ -60,7 +60,7 @@ def score(
 
     Args:
         llm: a ``vllm.LLM`` whose ``max_logprobs`` is at least ``candidates``.
-        candidates: how many of the likeliest tokens to keep at each position (k).
+        candidates: how many of the likeliest tokens to keep at each position (k), at least 1.
     """
     parts = []
     for index, found in enumerate(_prompt_logprobs(llm, pieces, candidates)):
@@ -87,11 +87,10 @@ def _piece(piece: list[int], index: int, found: Any, candidates: int) -> tuple[n
     width = candidates + 1
     token_ids = numpy.asarray(found.token_ids, dtype=numpy.int32).reshape(-1, width)
     values = numpy.asarray(found.logprobs, dtype=numpy.float32).reshape(-1, width)
-    ranks = numpy.asarray(found.ranks, dtype=numpy.int64).reshape(-1, width)
     assert len(token_ids) == len(piece) - 1 and (token_ids[:, 0] == piece[1:]).all()
     return (
         -values[:, 0].astype(numpy.float64),
-        ranks[:, 0] == 1,
+        token_ids[:, 1] == token_ids[:, 0],
         numpy.full(len(values), index, dtype=numpy.int32),
         token_ids[:, 1:],
         values[:, 1:],

@@ -15,7 +15,7 @@ from vllm.model_executor.models.utils import WeightsMapper
 
 from aloft import config as settings
 from aloft.quantization import registry
-from aloft.quantization.description import Description, shard_names
+from aloft.quantization.description import Description, LayerScheme, shard_names
 from aloft.quantization.formats import modelslim
 from aloft.quantization.formats.compressed_tensors import CompressedTensors
 from aloft.quantization.formats.grouped import Awq, Gptq
@@ -34,7 +34,7 @@ class AloftQuantizationConfig(QuantizationConfig):
     description: Any = None
 
     @classmethod
-    def get_name(cls) -> str:
+    def get_name(cls) -> Any:
         return cls.NAME
 
     def get_supported_act_dtypes(self) -> list[torch.dtype]:
@@ -72,8 +72,8 @@ class AloftQuantizationConfig(QuantizationConfig):
             return
         found = f"a {modelslim.FILE} (--quantization ascend)" if modelslim.find(model_name, revision) else "none"
         raise ValueError(
-            f"--quantization {self.NAME} needs a quantization_config of that method in the config.json of {model_name}; "
-            f"found: {found}."
+            f"--quantization {self.NAME} needs a quantization_config of that method in the config.json of "
+            f"{model_name}; found: {found}."
         )
 
     def apply_vllm_mapper(self, hf_to_vllm_mapper: WeightsMapper) -> None:
@@ -98,10 +98,18 @@ class AloftQuantizationConfig(QuantizationConfig):
             return AloftQuantizedLinearMethod(described, cls(nz=_nz_wanted()), prefix)  # type: ignore[return-value]
         if isinstance(layer, VocabParallelEmbedding):
             described = description.embedding(prefix)
-            return None if described is None else registry.method(described.name, registry.EMBEDDING, prefix)(described, prefix)
+            return (
+                None
+                if described is None
+                else registry.method(described.name, registry.EMBEDDING, prefix)(described, prefix)
+            )
         if isinstance(layer, Attention):
             described = description.kv_cache(prefix)
-            return None if described is None else registry.method(described.name, registry.KV_CACHE, prefix)(described, prefix)
+            return (
+                None
+                if described is None
+                else registry.method(described.name, registry.KV_CACHE, prefix)(described, prefix)
+            )
         if isinstance(layer, RoutedExperts):
             raise ValueError(f"{prefix}: aloft does not serve quantized experts yet.")
         return None
@@ -148,6 +156,10 @@ class GptqConfig(AloftQuantizationConfig):
 
 
 CONFIGS: tuple[type[AloftQuantizationConfig], ...] = (ModelSlimConfig, CompressedTensorsConfig, AwqConfig, GptqConfig)
+
+
+def _other(described: LayerScheme | None, kind: str, prefix: str) -> Any:
+    return None if described is None else registry.method(described.name, kind, prefix)(described, prefix)
 
 
 def _nz_wanted() -> bool:

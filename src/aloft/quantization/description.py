@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import torch
@@ -31,7 +31,7 @@ class LayerShape:
     outputs: tuple[int, ...]
     total_inputs: int
     dtype: torch.dtype
-    loader: object
+    loader: Any
     is_first_rank: bool = True
 
     @property

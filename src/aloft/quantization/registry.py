@@ -1,4 +1,7 @@
-"""scheme x layer kind -> method class. A scheme is one module of ``aloft.quantization.schemes``; adding it there is all."""
+"""scheme x layer kind -> method class.
+
+A scheme is one module of ``aloft.quantization.schemes``; adding it there is all.
+"""
 
 from __future__ import annotations
 
@@ -56,6 +59,6 @@ def operators() -> dict[str, list[str]]:
     """Operator -> the ``scheme (kind)`` entries that need it."""
     needed: dict[str, list[str]] = {}
     for (scheme, kind), cls in methods().items():
-        for name in cls.operators:
+        for name in cls.operators:  # type: ignore[attr-defined]
             needed.setdefault(name, []).append(f"{scheme} ({kind})")
     return dict(sorted(needed.items()))

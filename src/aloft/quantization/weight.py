@@ -16,7 +16,8 @@ class QuantizedWeight:
     None where symmetric. shards: output features of each original layer of a fused one, summing to N.
     input_scale, input_offset: float32 ``[shards]``, static activations: ``q = round(x / scale + offset)``.
     integer_bias: int32 ``[N]``, added to the integer product, offset's share included; None where the checkpoint
-    carries none. order: int64 ``[K]``, the input feature each column of values belongs to; None for its own. left, right: the activation's Kronecker transform, ``[A, A]`` and ``[B, B]``; clip: its clipping.
+    carries none. order: int64 ``[K]``, the input feature each column of values belongs to; None for its own.
+    left, right: the activation's Kronecker transform, ``[A, A]`` and ``[B, B]``; clip: its clipping.
     """
 
     values: torch.Tensor
@@ -45,7 +46,9 @@ class QuantizedWeight:
         groups, columns = self.scale.shape[1], self.values.shape[1]
         counts = torch.bincount(group_of_column.long().cpu(), minlength=groups)
         if len(counts) != groups or bool((counts != columns // groups).any()):
-            raise ValueError(f"g_idx must name each of {groups} groups {columns // groups} times, not {counts.tolist()}")
+            raise ValueError(
+                f"g_idx must name each of {groups} groups {columns // groups} times, not {counts.tolist()}"
+            )
         order = torch.argsort(group_of_column.cpu(), stable=True)
         if torch.equal(order, torch.arange(columns)):
             return self
@@ -81,7 +84,7 @@ def kronecker_factors(size: int) -> tuple[int, int]:
 
 
 def unpack_int32(packed: torch.Tensor, bits: int, dim: int, order: tuple[int, ...] | None = None) -> torch.Tensor:
-    """Unsigned codes from int32 words, the lowest bits first along ``dim`` (or in ``order``); int8, or int16 for 8 bits.
+    """Unsigned codes from int32 words, the lowest bits first along ``dim`` (or in ``order``): int8, or int16.
 
     packed: int32 of any shape; the result has ``32 / bits`` times its size along ``dim``.
     """

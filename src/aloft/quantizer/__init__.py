@@ -1,7 +1,7 @@
 """``aloft quantize``: makes quantized checkpoints of bfloat16 models on the CPU, without vLLM.
 
-    from aloft.quantizer import Settings, quantize
-    quantize("SmolLM2-135M", "out", Settings("w4a16"), calibration="text.txt")
+from aloft.quantizer import Settings, quantize
+quantize("SmolLM2-135M", "out", Settings("w4a16"), calibration="text.txt")
 """
 
 from __future__ import annotations

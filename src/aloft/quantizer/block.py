@@ -30,7 +30,9 @@ class Quantized:
     clip: float = 1.0
 
 
-def quantize_linear(weight: torch.Tensor, recipe: Recipe, inputs: StageInputs | None) -> tuple[torch.Tensor, grids.Grid]:
+def quantize_linear(
+    weight: torch.Tensor, recipe: Recipe, inputs: StageInputs | None
+) -> tuple[torch.Tensor, grids.Grid]:
     """Codes and grid of a weight ``[N, K]`` float32."""
     importance = None if inputs is None else inputs.second.diagonal()
     if recipe.gptq:

@@ -39,7 +39,7 @@ class Decoder:
         self.where = _index(folder)
         with torch.device("meta"):
             skeleton: Any = AutoModelForCausalLM.from_config(self.config, dtype=torch.bfloat16)
-        self.body = getattr(skeleton, "model", None)
+        self.body: Any = getattr(skeleton, "model", None)
         first = getattr(self.body, "layers", [None])[0]
         missing = [name for name in LINEARS if first is None or _linear(first, name) is None]
         if missing:
@@ -47,7 +47,7 @@ class Decoder:
                 f"{folder}: the blocks of {self.config.model_type} have no {missing[0]}; the tool knows models with "
                 f"{', '.join(LINEARS)}"
             )
-        self.rotary = type(self.body.rotary_emb)(config=self.config)
+        self.rotary: Any = type(self.body.rotary_emb)(config=self.config)
         self.num_layers = len(self.body.layers)
         self.tied = bool(self.config.tie_word_embeddings) and "lm_head.weight" not in self.where
 
@@ -109,5 +109,5 @@ def _index(folder: Path) -> dict[str, str]:
     where = {}
     for file in files:
         with safe_open(file, framework="pt") as opened:
-            where.update({name: file.name for name in opened.keys()})  # noqa: SIM118 - not a dict
+            where.update(dict.fromkeys(opened.keys(), file.name))
     return where

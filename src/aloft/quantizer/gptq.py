@@ -9,9 +9,7 @@ from aloft.quantizer.grid import Grid
 _BLOCK = 128
 
 
-def round_with_feedback(
-    weight: torch.Tensor, hessian: torch.Tensor, grid: Grid, damping: float = 0.01
-) -> torch.Tensor:
+def round_with_feedback(weight: torch.Tensor, hessian: torch.Tensor, grid: Grid, damping: float = 0.01) -> torch.Tensor:
     """Codes int8 ``[N, K]`` whose output error on the calibration inputs is small.
 
     Columns are taken in descending order of their activations' energy; the grid is fixed beforehand, so no order of

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from aloft.quantization.formats.modelslim import FILE
+from aloft.quantization.formats import MODELSLIM_FILE as FILE
 from aloft.quantization.weight import pack_nibbles
 from aloft.quantizer.block import Quantized
 

@@ -175,7 +175,9 @@ class _Run:
     # ---- files --------------------------------------------------------------------------------------------------
 
     def _key(self) -> str:
-        source = {file: (self.decoder.folder / file).stat().st_size for file in sorted(set(self.decoder.where.values()))}
+        source = {
+            file: (self.decoder.folder / file).stat().st_size for file in sorted(set(self.decoder.where.values()))
+        }
         text = hashlib.sha256(self.text.read_bytes()).hexdigest() if self.text is not None else ""
         said = [dataclasses.asdict(self.settings), dataclasses.asdict(self.recipe), source, text]
         return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
@@ -225,7 +227,9 @@ class _Run:
         outside = self._outside()
         for name in outside:
             self.writer.float(name)
-        save_file({name: tensor.contiguous() for name, tensor in outside.items()}, self.out / _file(-1), {"format": "pt"})
+        save_file(
+            {name: tensor.contiguous() for name, tensor in outside.items()}, self.out / _file(-1), {"format": "pt"}
+        )
         for pattern in _COPIED:
             for file in self.decoder.folder.glob(pattern):
                 if not file.name.endswith(".index.json") and file.name not in ("config.json", "aloft.json"):
@@ -248,7 +252,7 @@ class _Run:
         for file in sorted(self.out.glob("model-*.safetensors")):
             size += file.stat().st_size
             with safe_open(file, framework="pt") as opened:
-                where |= {name: file.name for name in opened.keys()}  # noqa: SIM118 - not a dict
+                where |= dict.fromkeys(opened.keys(), file.name)
         index = {"metadata": {"total_size": size}, "weight_map": where}
         (self.out / "model.safetensors.index.json").write_text(json.dumps(index, indent=1) + "\n")
 

@@ -63,7 +63,9 @@ def observe(
     return found, Stream(torch.cat(after), stream.position) if after else None
 
 
-def _inputs(layer: torch.nn.Module, states: torch.Tensor, position: Any) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+def _inputs(
+    layer: torch.nn.Module, states: torch.Tensor, position: Any
+) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     seen: dict[str, torch.Tensor] = {}
 
     def hook(stage: str) -> Callable[..., None]:

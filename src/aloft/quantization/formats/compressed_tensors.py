@@ -40,7 +40,9 @@ class CompressedTensors:
 
     def names(self) -> set[str]:
         """Layer names among the targets."""
-        return {name for matcher in (self.ignored, *(of for of, _ in self.groups)) for name in matcher.names if "." in name}
+        return {
+            name for matcher in (self.ignored, *(of for of, _ in self.groups)) for name in matcher.names if "." in name
+        }
 
     def rename(self, mapped: Mapping[str, str]) -> None:
         self.ignored.rename(mapped)
@@ -129,7 +131,8 @@ def _scheme(group: str, content: Mapping[str, Any], form: str | None) -> LayerSc
     if ordered:
         raise ValueError(f"{where}: weights.actorder needs the format pack-quantized.")
     return LayerScheme(
-        name, BytesStorage(size, symmetric, static, bool((activations or {}).get("symmetric", True)), strategy == "tensor")
+        name,
+        BytesStorage(size, symmetric, static, bool((activations or {}).get("symmetric", True)), strategy == "tensor"),
     )
 
 
@@ -146,8 +149,8 @@ def _activations(where: str, bits: int, content: Mapping[str, Any]) -> str:
         return "w8a8-static"
     raise ValueError(
         f"{where}: input_activations of {width} bits, strategy {strategy!r}, dynamic {dynamic}, symmetric "
-        f"{content.get('symmetric', True)} beside {bits}-bit weights are not supported: use symmetric dynamic per token, "
-        "or static per tensor for 8 bits."
+        f"{content.get('symmetric', True)} beside {bits}-bit weights are not supported: use symmetric dynamic per "
+        "token, or static per tensor for 8 bits."
     )
 
 

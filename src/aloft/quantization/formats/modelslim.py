@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from aloft.quantization.description import LayerScheme, Storage
+from aloft.quantization.formats import MODELSLIM_FILE as FILE
 from aloft.quantization.formats.modelslim_storage import NibbleStorage, RotatedStorage, StaticStorage, WideStorage
-
-FILE = "quant_model_description.json"
 
 FLOAT = "FLOAT"
 #: type string -> scheme
@@ -39,14 +38,19 @@ REFUSED = {
 }
 #: tensors of a quantized linear layer
 _TENSORS = frozenset(
-    "weight weight_scale weight_offset weight_scale_second weight_offset_second input_scale input_offset deq_scale "
-    "quant_bias bias scale_bias left_trans right_trans clip_ratio".split()
+    (
+        *("weight", "weight_scale", "weight_offset", "weight_scale_second", "weight_offset_second", "scale_bias"),
+        *("input_scale", "input_offset", "deq_scale", "quant_bias", "bias"),
+        *("left_trans", "right_trans", "clip_ratio"),
+    )
 )
 _CACHE_TENSORS = frozenset(("kv_cache_scale", "kv_cache_offset"))
 #: keys about the whole model
 _GLOBAL = frozenset(
-    "version model_quant_type group_size kv_cache_type fa_quant_type indexer_quant_type max_supported_tp "
-    "kv_quant_type optional metadata".split()
+    (
+        *("version", "model_quant_type", "group_size", "max_supported_tp", "optional", "metadata"),
+        *("kv_cache_type", "kv_quant_type", "fa_quant_type", "indexer_quant_type"),
+    )
 )
 
 

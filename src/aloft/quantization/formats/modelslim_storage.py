@@ -44,7 +44,9 @@ class StaticStorage(WideStorage):
         make.add(layer, "input_offset", make.per_tensor(shape))
         make.add(layer, "quant_bias", make.per_row(shape, torch.int32))
         # fp32 for bf16 models; for fp16 models int64, whose low half are the bits of the fp32 value
-        make.add(layer, "deq_scale", make.per_row(shape, torch.int64 if shape.dtype == torch.float16 else torch.float32))
+        make.add(
+            layer, "deq_scale", make.per_row(shape, torch.int64 if shape.dtype == torch.float16 else torch.float32)
+        )
 
     def read(self, layer: Any, shape: LayerShape) -> QuantizedWeight:
         plain = super().read(layer, shape)

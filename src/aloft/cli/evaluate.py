@@ -1,0 +1,91 @@
+"""``aloft eval``: perplexity and next-token accuracy of a model on a text, and how it compares with another."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aloft.cli.errors import UserError
+
+
+@dataclass(frozen=True)
+class EvalSettings:
+    """text: a UTF-8 file. reference: a model's folder, or saved scores. tokens: how many are predicted, 0 for all."""
+
+    text: Path
+    reference: Path | None = None
+    tokens: int = 0
+    window: int = 1024
+    candidates: int = 20
+    save: Path | None = None
+    quantization: Any = None
+    kv_cache_dtype: str = "auto"
+    as_json: bool = False
+
+
+def evaluate(model: Path, settings: EvalSettings) -> int:
+    """Scores the model (and the reference, where it is no file of scores) and prints the result."""
+    from aloft.evaluation.compare import compare, summary
+    from aloft.evaluation.scores import Scores
+
+    if not settings.text.is_file():
+        raise UserError(f"--text {settings.text} is not a file.")
+    if settings.window < 2 or settings.candidates < 1:
+        raise UserError("--window must be at least 2 and --candidates at least 1.")
+    try:
+        reference = None
+        if settings.reference is not None and settings.reference.is_file():
+            reference = Scores.load(settings.reference)
+        scores = _score(model, settings, settings.quantization, settings.kv_cache_dtype)
+        if settings.save is not None:
+            scores.save(settings.save)
+        if settings.reference is not None and reference is None:
+            reference = _score(settings.reference, settings, None, "auto")
+        compared = compare(scores, reference) if reference is not None else None
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    plain = summary(scores)
+    if settings.as_json:
+        said: dict[str, Any] = {"model": str(model), "text": settings.text.name, **dataclasses.asdict(plain)}
+        print(json.dumps(said | (dataclasses.asdict(compared) if compared else {}), indent=1))
+        return 0
+    print(f"tokens      {plain.tokens}")
+    print(f"perplexity  {plain.perplexity:.4f}")
+    print(f"accuracy    {plain.accuracy:.4%}   (next token, first choice)")
+    if compared is not None:
+        print("against the reference, with 95 % intervals (paired, bootstrap over windows):")
+        print(f"accuracy kept    {compared.accuracy_kept:.2%}")
+        print(f"perplexity rise  {compared.perplexity_rise:.2%}")
+        print(f"KL divergence    {compared.kl:.5f} nats a token (lower bound, from the listed candidates)")
+    return 0
+
+
+def _score(model: Path, settings: EvalSettings, quantization: Any, kv_cache_dtype: Any) -> Any:
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    from rich.console import Console
+    from rich.progress import Progress
+    from vllm import LLM
+
+    from aloft.evaluation.scores import score, windows
+
+    llm = LLM(
+        model=str(model),
+        quantization=quantization,
+        kv_cache_dtype=kv_cache_dtype,
+        max_model_len=settings.window + 1,
+        max_num_seqs=8,
+        max_logprobs=settings.candidates,
+        enable_prefix_caching=False,
+        disable_log_stats=True,
+    )
+    tokenizer: Any = llm.get_tokenizer()
+    text = settings.text.read_text(encoding="utf-8", errors="replace")
+    pieces = windows(tokenizer(text, verbose=False)["input_ids"], settings.window, settings.tokens)
+    with Progress(console=Console(stderr=True)) as bar:
+        task = bar.add_task(model.name, total=len(pieces))
+        return score(llm, pieces, settings.candidates, lambda done, total: bar.update(task, completed=done))

@@ -1,0 +1,46 @@
+"""``aloft quantize``: a quantized checkpoint from a bfloat16 model."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+
+from aloft.cli.errors import UserError
+from aloft.quantizer.run import Result, Settings
+from aloft.quantizer.run import quantize as work
+
+
+def quantize(model: Path, out: Path, settings: Settings, calibration: Path | None, report: bool) -> int:
+    """Runs the tool with a progress bar on standard error; with ``report`` a table of the layers' errors follows."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task("blocks", total=None)
+
+        def progress(done: int, total: int, words: str) -> None:
+            bar.update(task, completed=done, total=total, description=words)
+
+        try:
+            result = work(model, out, settings, calibration, progress)
+        except ValueError as error:
+            raise UserError(f"{error}.") from error
+    if report:
+        _table(result)
+    print(f"{out}: {settings.scheme}, quantized layers take {result.weight_ratio:.1%} of their bfloat16 bytes")
+    return 0
+
+
+def _table(result: Result) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    by_kind: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for row in result.layers:
+        by_kind[row["layer"].rpartition(".")[2], row["scheme"]].append(row["error"])
+    table = Table("layers", "scheme", "count", "mean error", "largest error")
+    for (kind, scheme), errors in by_kind.items():
+        table.add_row(kind, scheme, str(len(errors)), f"{sum(errors) / len(errors):.2e}", f"{max(errors):.2e}")
+    Console().print(table)
