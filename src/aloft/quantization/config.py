@@ -63,7 +63,8 @@ class AloftQuantizationConfig(QuantizationConfig):
     def override_quantization_method(
         cls, hf_quant_cfg: dict[str, Any], user_quant: str | None, hf_config: Any = None
     ) -> Any:
-        if str(hf_quant_cfg.get("quant_method", "")).lower() != cls.METHOD or not cls.METHOD:
+        # only names that are spelt in several ways: vLLM refuses other built-in names an opinion
+        if not cls.ALIASES or str(hf_quant_cfg.get("quant_method", "")).lower() != cls.METHOD:
             return None
         return cls.NAME if user_quant is None or user_quant in (cls.NAME, *cls.ALIASES) else None
 

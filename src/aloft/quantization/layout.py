@@ -31,3 +31,8 @@ def int4_matrix(values: torch.Tensor) -> torch.Tensor:
 def output_scale(scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """A float32 dequantization scale ``[N]`` as static W8A8 products take it: packed int64 for float16 outputs."""
     return torch.ops.npu.npu_trans_quant_param(scale) if dtype == torch.float16 else scale
+
+
+def int64_scale(scale: torch.Tensor) -> torch.Tensor:
+    """A float32 scale of any shape as the operators with 4-bit weights take it: rounded to 19 bits, in int64."""
+    return torch.ops.npu.npu_trans_quant_param(scale.flatten(), round_mode=1).view(scale.shape)

@@ -35,11 +35,8 @@ def quantize_linear(
 ) -> tuple[torch.Tensor, grids.Grid]:
     """Codes and grid of a weight ``[N, K]`` float32."""
     importance = None if inputs is None else inputs.second.diagonal()
-    if recipe.gptq:
-        assert inputs is not None
-        if recipe.align and inputs.cross is not None:
-            weight = aligned(weight, inputs)
-    scale_dtype = torch.bfloat16 if recipe.activation_bits == 16 else torch.float32
+    # where the operator takes scales of few bits, they are rounded to bfloat16 beforehand
+    scale_dtype = torch.bfloat16 if recipe.activation_bits == 16 or recipe.scheme == "w4a8" else torch.float32
     grid = grids.fit(
         weight, recipe.bits, recipe.group, recipe.symmetric, importance, recipe.search, scale_dtype=scale_dtype
     )
@@ -47,19 +44,6 @@ def quantize_linear(
         return grid.round(weight), grid
     assert inputs is not None
     return round_with_feedback(weight, inputs.second, grid), grid
-
-
-def aligned(weight: torch.Tensor, inputs: StageInputs, damping: float = 0.05) -> torch.Tensor:
-    """The weight that best gives, from the inputs it will see, what the float weight gives from the float model's.
-
-    Least squares with a pull to the original weight: ``W + W (C - H) (H + damping)⁻¹``.
-    """
-    assert inputs.cross is not None
-    second = inputs.second.double()
-    pull = damping * second.diagonal().mean() * torch.eye(len(second), dtype=torch.float64)
-    factor = torch.linalg.cholesky(second + pull)
-    change = weight.double() @ (inputs.cross.double() - second)
-    return (weight.double() + torch.cholesky_solve(change.t(), factor).t()).float()
 
 
 def quantize_block(

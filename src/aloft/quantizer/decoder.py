@@ -39,7 +39,7 @@ class Decoder:
         self.where = _index(folder)
         with torch.device("meta"):
             skeleton: Any = AutoModelForCausalLM.from_config(self.config, dtype=torch.bfloat16)
-        self.body: Any = getattr(skeleton, "model", None)
+        self.body: Any = getattr(skeleton, "model", torch.nn.Module())
         first = getattr(self.body, "layers", [None])[0]
         missing = [name for name in LINEARS if first is None or _linear(first, name) is None]
         if missing:

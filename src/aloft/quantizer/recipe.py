@@ -15,7 +15,7 @@ class Recipe:
     ``static`` (one calibrated scale). rotate: Hadamard rotations folded into the weights. kronecker: an online rotation
     before each quantized product. smooth: exponent of SmoothQuant's migration, 0 for none. gptq: error feedback;
     otherwise nearest rounding. symmetric_inputs: no offset of
-    static activations. align: targets are the float model's outputs, not those of the model quantized so far.
+    static activations.
     """
 
     scheme: str
@@ -28,7 +28,6 @@ class Recipe:
     kronecker: bool = False
     smooth: float = 0.0
     gptq: bool = False
-    align: bool = False
     search: bool = True
     symmetric_inputs: bool = False
 
@@ -43,9 +42,9 @@ _RECIPES = {
         Recipe("w8a16", 8),
         Recipe("w8a8-dynamic", 8, activations=TOKEN, activation_bits=8, smooth=0.5),
         Recipe("w8a8-static", 8, activations=STATIC, activation_bits=8, smooth=0.5),
-        Recipe("w4a16", 4, group=64, symmetric=False, gptq=True, align=True),
-        Recipe("w4a8", 4, group=64, activations=TOKEN, activation_bits=8, rotate=True, gptq=True, align=True),
-        Recipe("w4a4", 4, activations=TOKEN, activation_bits=4, rotate=True, kronecker=True, gptq=True, align=True),
+        Recipe("w4a16", 4, group=64, symmetric=False, gptq=True),
+        Recipe("w4a8", 4, group=64, activations=TOKEN, activation_bits=8, rotate=True, gptq=True),
+        Recipe("w4a4", 4, activations=TOKEN, activation_bits=4, rotate=True, kronecker=True, gptq=True),
     )
 }
 SCHEMES = tuple(_RECIPES)
@@ -74,9 +73,9 @@ def recipe(scheme: str, group: int | None = None, symmetric: bool | None = None,
             raise ValueError(f"--asymmetric goes with w4a16 only, not with {found.scheme}")
         found = replace(found, symmetric=symmetric)
     if algorithm in ("minmax", "mse"):
-        found = replace(found, gptq=False, align=False, smooth=0.0, rotate=False, search=algorithm == "mse")
+        found = replace(found, gptq=False, smooth=0.0, rotate=False, search=algorithm == "mse")
     elif algorithm == "gptq":
-        found = replace(found, gptq=True, align=True)
+        found = replace(found, gptq=True)
     elif algorithm != "auto":
         raise ValueError(f"--algorithm must be auto, minmax, mse or gptq, not {algorithm!r}")
     return found

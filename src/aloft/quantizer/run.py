@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import hashlib
 import json
@@ -93,12 +92,12 @@ class _Run:
     def go(self, progress: Progress) -> Result:
         total = self.decoder.num_layers
         start, rows = self._resume()
-        streams = self._streams(start)
+        stream = self._start(start)
         for index in range(start, total):
             progress(index, total, f"block {index}")
-            streams, made = self._block(index, streams)
+            stream, made = self._block(index, stream)
             rows += made
-            self._save(index, streams, rows)
+            self._save(index, stream, rows)
         progress(total, total, "writing")
         self._finish(rows)
         return Result(rows, _ratio(rows))
@@ -106,21 +105,19 @@ class _Run:
     # ---- one block ----------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def _block(self, index: int, streams: tuple[Stream | None, Stream | None]) -> tuple[Any, list[dict[str, Any]]]:
+    def _block(self, index: int, stream: Stream | None) -> tuple[Any, list[dict[str, Any]]]:
         from safetensors.torch import save_file
 
         layer = self.decoder.layer(index)
-        stream, reference = streams
         if self.turn is not None:
             fold.fold_gains(layer)
             fold.rotate_block(layer, self.turn, self.settings.seed + 1 + index, self.head_dim)
             _to_bfloat16(layer)
-        exact = copy.deepcopy(layer) if reference is not None else None
         if self.recipe.smooth:
             assert stream is not None
-            fold.smooth(layer, observe(layer, stream)[0], self.recipe.smooth, self.head_dim)
+            fold.smooth(layer, observe(layer, stream), self.recipe.smooth, self.head_dim)
             _to_bfloat16(layer)
-        inputs, exact_after = observe(layer, stream, reference, exact) if stream is not None else (None, None)
+        inputs = observe(layer, stream) if stream is not None else None
         made = quantize_block(layer, inputs, lambda name: self.recipe)
         tensors: dict[str, torch.Tensor] = {}
         rows = []
@@ -134,26 +131,22 @@ class _Run:
                 tensors[prefix + name] = parameter.data.to(torch.bfloat16).contiguous()
                 self.writer.float(prefix + name)
         save_file(tensors, self.out / _file(index), {"format": "pt"})
-        return (advance(layer, stream) if stream is not None else None, exact_after), rows
+        return advance(layer, stream) if stream is not None else None, rows
 
     @torch.inference_mode()
-    def _streams(self, start: int) -> tuple[Stream | None, Stream | None]:
+    def _start(self, done: int) -> Stream | None:
+        """The hidden states before block ``done``; None where the recipe needs no text."""
         if self.text is None:
-            return None, None
-        held = self.work / "streams.safetensors"
-        if start:
+            return None
+        if done:
             from safetensors.torch import load_file
 
-            states = load_file(held)
+            states = load_file(self.work / "stream.safetensors")["states"]
         else:
-            tokens = windows(
-                self.text, self.decoder.folder, self.settings.samples, self.settings.length, self.settings.seed
-            )
-            first = torch.nn.functional.embedding(tokens, self._embedding())
-            states = {"ours": first} | ({"exact": first.clone()} if self.recipe.align else {})
-        ours = states["ours"]
-        position = self.decoder.rotary(ours, torch.arange(ours.shape[1])[None])
-        return Stream(ours, position), Stream(states["exact"], position) if "exact" in states else None
+            said = self.settings
+            tokens = windows(self.text, self.decoder.folder, said.samples, said.length, said.seed)
+            states = torch.nn.functional.embedding(tokens, self._embedding())
+        return Stream(states, self.decoder.rotary(states, torch.arange(states.shape[1])[None]))
 
     # ---- the tensors outside of blocks --------------------------------------------------------------------------
 
@@ -197,13 +190,12 @@ class _Run:
         self.work.mkdir()
         return 0, []
 
-    def _save(self, index: int, streams: tuple[Stream | None, Stream | None], rows: list[dict[str, Any]]) -> None:
+    def _save(self, index: int, stream: Stream | None, rows: list[dict[str, Any]]) -> None:
         from safetensors.torch import save_file
 
-        states = {name: one.states for name, one in zip(("ours", "exact"), streams, strict=True) if one is not None}
-        if states:
-            save_file(states, self.work / "streams.new")
-            (self.work / "streams.new").replace(self.work / "streams.safetensors")
+        if stream is not None:
+            save_file({"states": stream.states}, self.work / "stream.new")
+            (self.work / "stream.new").replace(self.work / "stream.safetensors")
         said = {"key": self._key(), "done": index + 1, "rows": rows, "writer": self._writer_said()}
         (self.work / "state.new").write_text(json.dumps(said))
         (self.work / "state.new").replace(self.work / "state.json")

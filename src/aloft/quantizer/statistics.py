@@ -15,10 +15,9 @@ _BATCH = 8
 
 @dataclass
 class StageInputs:
-    """Sums over calibration tokens. second: ``[K, K]`` of x xᵀ; cross: of x_float xᵀ; peak: ``[K]`` of max|x|."""
+    """Sums over calibration tokens. second: ``[K, K]`` of x xᵀ; peak: ``[K]`` of max|x|."""
 
     second: torch.Tensor
-    cross: torch.Tensor | None
     peak: torch.Tensor
     low: float
     high: float
@@ -42,30 +41,16 @@ def advance(layer: torch.nn.Module, stream: Stream) -> Stream:
 
 
 @torch.inference_mode()
-def observe(
-    layer: torch.nn.Module, stream: Stream, reference: Stream | None = None, reference_layer: Any = None
-) -> tuple[dict[str, StageInputs], Stream | None]:
-    """Statistics of every stage's inputs; with a reference, also their products with the float model's inputs.
-
-    Returns the statistics and the reference's hidden states after the block.
-    """
+def observe(layer: torch.nn.Module, stream: Stream) -> dict[str, StageInputs]:
+    """Statistics of every stage's inputs."""
     found: dict[str, StageInputs] = {}
-    after: list[torch.Tensor] = []
-    pairs = zip(stream.batches(), reference.batches() if reference else [None] * len(stream.batches()), strict=True)
-    for states, exact in pairs:
-        ours, _ = _inputs(layer, states, stream.position)
-        theirs: dict[str, torch.Tensor] = {}
-        if exact is not None:
-            theirs, made = _inputs(reference_layer, exact, stream.position)
-            after.append(made)
-        for stage, x in ours.items():
-            _add(found, stage, x, theirs.get(stage))
-    return found, Stream(torch.cat(after), stream.position) if after else None
+    for states in stream.batches():
+        for stage, x in _inputs(layer, states, stream.position).items():
+            _add(found, stage, x)
+    return found
 
 
-def _inputs(
-    layer: torch.nn.Module, states: torch.Tensor, position: Any
-) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+def _inputs(layer: torch.nn.Module, states: torch.Tensor, position: Any) -> dict[str, torch.Tensor]:
     seen: dict[str, torch.Tensor] = {}
 
     def hook(stage: str) -> Callable[..., None]:
@@ -80,38 +65,35 @@ def _inputs(
         for stage, (names, _) in STAGES.items()
     ]
     try:
-        made = _run(layer, states, position)
+        _run(layer, states, position)
     finally:
         for handle in handles:
             handle.remove()
-    return seen, made
+    return seen
 
 
-def _add(found: dict[str, StageInputs], stage: str, x: torch.Tensor, exact: torch.Tensor | None) -> None:
+def _add(found: dict[str, StageInputs], stage: str, x: torch.Tensor) -> None:
     wide = x.float()
     second = _product(wide, wide)
-    cross = None if exact is None else _product(exact.float(), wide)
     peak, low, high = wide.abs().amax(0), float(wide.min()), float(wide.max())
     held = found.get(stage)
     if held is None:
-        found[stage] = StageInputs(second, cross, peak, low, high)
+        found[stage] = StageInputs(second, peak, low, high)
         return
     held.second += second
-    if cross is not None:
-        assert held.cross is not None
-        held.cross += cross
     held.peak = torch.maximum(held.peak, peak)
     held.low, held.high = min(held.low, low), max(held.high, high)
 
 
 def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """aᵀ b of float32 tensors that hold bfloat16 values: exact products, so the fast units of the CPU serve."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("medium")
+    matmul: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    before = matmul.fp32_precision
+    matmul.fp32_precision = "bf16"
     try:
         return a.t() @ b
     finally:
-        torch.set_float32_matmul_precision(before)
+        matmul.fp32_precision = before
 
 
 def _run(layer: Any, states: torch.Tensor, position: Any) -> torch.Tensor:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import torch
 from vllm.model_executor.parameter import (
-    BasevLLMParameter,
     ChannelQuantScaleParameter,
     GroupQuantScaleParameter,
     ModelWeightParameter,
@@ -85,11 +84,21 @@ def per_tensor(shape: LayerShape, dtype: torch.dtype = torch.float32) -> torch.n
     return PerTensorScaleParameter(data=torch.zeros(len(shape.outputs), dtype=dtype), weight_loader=shape.loader)
 
 
+class _Shared(RowvLLMParameter):
+    """One tensor for all layers fused into one; they must agree on it."""
+
+    def _assert_and_load(self, loaded_weight: torch.Tensor) -> None:
+        if getattr(self, "filled", False) and not torch.equal(self.data.cpu(), loaded_weight.to(self.dtype).cpu()):
+            raise ValueError("layers that are fused into one differ in the order or transform of their inputs")
+        super()._assert_and_load(loaded_weight)
+        self.filled = True
+
+
 def whole(shape: LayerShape, size: tuple[int, ...], dtype: torch.dtype) -> torch.nn.Parameter:
     """The same for every shard of a fused layer and on every rank."""
-    return BasevLLMParameter(data=torch.empty(size, dtype=dtype), weight_loader=shape.loader)
+    return _Shared(data=torch.empty(size, dtype=dtype), input_dim=0, weight_loader=shape.loader)
 
 
 def per_input(shape: LayerShape, dtype: torch.dtype) -> torch.nn.Parameter:
     """``[K]``, the same for every shard of a fused layer."""
-    return RowvLLMParameter(data=torch.empty(shape.inputs, dtype=dtype), input_dim=0, weight_loader=shape.loader)
+    return _Shared(data=torch.empty(shape.inputs, dtype=dtype), input_dim=0, weight_loader=shape.loader)
