@@ -184,7 +184,6 @@ def _config(**changes):
         ({"cache_dtype": "bfloat16", "dtype": torch.float32}, "--kv-cache-dtype must be auto, not"),
         ({"weight_transfer_config": object()}, "--weight-transfer-config"),
         ({"kv_offloading_size": 1.0}, "--kv-offloading-size"),
-        ({"quantization": "awq"}, "--quantization"),
         ({"runner_type": "pooling"}, "--runner"),
         ({"enable_sleep_mode": True}, "--enable-sleep-mode"),
         ({"enable_prompt_embeds": True}, "--enable-prompt-embeds"),
