@@ -66,7 +66,7 @@ def test_ids_the_host_does_not_know_come_from_the_device(requests, moved, chunke
     build(requests, first)
     on_device = torch.tensor([[11], [12], [13]], dtype=torch.int32).to("npu:0")
     late = Event(arrived=False)
-    requests.sampled.add(on_device, torch.zeros(3, 1, dtype=torch.int32), late, np.arange(3), [])
+    requests.sampled.add(on_device, np.zeros(3, dtype=np.int32), late, np.arange(3), [])
     rows = [(r, 1, 1, None) for r in ("bc" if moved else "abc")]
     counts = {r[0]: 1 for r in rows}
     news = []

@@ -13,7 +13,7 @@ def sample(requests, values, rows=None, event=None):
     """What the runner does after a step: ``values`` by row."""
     rows = np.arange(len(values)) if rows is None else np.array(rows)
     tokens = torch.tensor(values, dtype=torch.int32).unsqueeze(1)
-    requests.sampled.add(tokens, tokens.clone(), event or Event(), rows, requests.tracked_rows())
+    requests.sampled.add(tokens, tokens[:, 0].numpy().copy(), event or Event(), rows, requests.tracked_rows())
 
 
 def tokens_of(requests, req_id):

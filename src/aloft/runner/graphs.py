@@ -48,6 +48,17 @@ class DecodeGraph:
     logits: torch.Tensor = field(init=False)  # [size, V]
     tokens: torch.Tensor | None = field(init=False)  # int32 [size, 1]; None unless captured for arg-max sampling
 
+    _tokens: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    def tokens_of(self, num_rows: int) -> torch.Tensor | None:
+        """int32 ``[num_rows, 1]``."""
+        if self.tokens is None:
+            return None
+        made = self._tokens.get(num_rows)
+        if made is None:
+            made = self._tokens[num_rows] = self.tokens[:num_rows]
+        return made
+
     def replay(self, inputs: StepInputs) -> None:
         """Runs the step on the current stream; the inputs are on their way to the device."""
         assert inputs.lengths is not None

@@ -30,6 +30,7 @@ class StepInputs:
     input_ids: torch.Tensor  # int32 [T]
     logits_rows: torch.Tensor | None  # int32 [B], last token of every row; None when T == B
     finishing: np.ndarray  # bool [B]: the row's known tokens end with this step, so it samples
+    all_finishing: bool
     offsets: np.ndarray  # int32 [B + 1], start of every row
     common: list[CommonAttentionMetadata]  # one per KV cache group; empty for a captured step
     lengths: np.ndarray | None = None  # int32, of a captured step: tokens in the cache, padding included
@@ -66,6 +67,7 @@ class _Stage:
         self.host = torch.empty(num_words, dtype=torch.int32, pin_memory=True)
         self.numpy = self.host.numpy()
         self.sent = npu.Event()
+        self.stream = npu.current_stream()
         self.used = False
         self.decode = functools.cache(self._decode)
 
@@ -86,7 +88,7 @@ class _Stage:
 
     def record(self) -> None:
         self.used = True
-        self.sent.record()
+        self.sent.record(self.stream)
 
 
 class InputBuilder:
@@ -133,6 +135,7 @@ class InputBuilder:
         self._sent(stage, blocks_changed)
         self._take_from_device(input_ids, sampled, offsets, lengths)
 
+        finishing = lengths >= batch.num_tokens_no_spec[:count]
         max_query, max_length = int(scheduled.max()), int(lengths.max())
         common = [
             CommonAttentionMetadata(
@@ -156,7 +159,8 @@ class InputBuilder:
             positions=positions_device,
             input_ids=input_ids,
             logits_rows=logits_rows,
-            finishing=lengths >= batch.num_tokens_no_spec[:count],
+            finishing=finishing,
+            all_finishing=bool(finishing.all()),
             offsets=offsets,
             common=common,
         )
@@ -188,14 +192,16 @@ class InputBuilder:
         inputs.words.copy_(host.words, non_blocking=True)
         self._sent(stage, blocks_changed)
         offsets = self.arange[: count + 1]
-        self._take_from_device(inputs.input_ids[:count], sampled, offsets, lengths)
+        finishing = lengths >= batch.num_tokens_no_spec[:count]
+        self._take_from_device(inputs.input_ids, sampled, offsets, lengths)
         return StepInputs(
             num_reqs=count,
             num_tokens=count,
             positions=inputs.positions,
             input_ids=inputs.input_ids,
             logits_rows=None,
-            finishing=lengths >= batch.num_tokens_no_spec[:count],
+            finishing=finishing,
+            all_finishing=bool(finishing.all()),
             offsets=offsets,
             common=[],
             lengths=host.lengths,
@@ -251,9 +257,10 @@ class InputBuilder:
             return
         places = offsets[target + 1][fed] - 1
         chosen = source[fed]
-        in_order = len(chosen) == len(tokens) == len(input_ids) and np.array_equal(chosen, self.arange[: len(chosen)])
+        count = len(chosen)
+        in_order = count == len(tokens) and np.array_equal(chosen, self.arange[:count])
         if in_order and np.array_equal(places, chosen):
-            input_ids.copy_(tokens[:, 0])
+            input_ids[:count].copy_(tokens[:, 0])
             return
         index = torch.from_numpy(np.stack((places, chosen)).astype(np.int64)).to(self.device)
         input_ids.index_copy_(0, index[0], tokens[:, 0].index_select(0, index[1]))

@@ -32,6 +32,7 @@ from aloft.runner.inputs import DecodeInputs, InputBuilder, StepInputs
 from aloft.runner.logprobs import PromptLogprobs
 from aloft.runner.output import StepOutput
 from aloft.runner.requests import Requests
+from aloft.runner.token_copies import TokenCopies
 
 
 @dataclass(slots=True)
@@ -41,7 +42,7 @@ class _Executed:
     step: SchedulerOutput
     inputs: StepInputs
     hidden_states: torch.Tensor
-    logits: torch.Tensor | None  # None: no row of the step samples
+    logits: torch.Tensor | None  # None: no row of the step samples; may have more rows than the batch
     tokens: torch.Tensor | None = None  # int32 [B, 1], where the step itself took the arg-max
 
 
@@ -118,6 +119,7 @@ class ModelRunner:
         prompt_logprobs = PromptLogprobs(model.get_vocab_size(), model.logprobs_mode, self._logits)
         self.requests = Requests(self.batch, self.device, prompt_logprobs, has_custom)
         self.inputs = InputBuilder(self.batch, self.max_num_tokens, self.device)
+        self.copies = TokenCopies(self.max_num_reqs, npu.current_stream())
         sizes = self.vllm_config.compilation_config.cudagraph_capture_sizes
         if sizes and specs:
             self.graphs = DecodeGraphs(
@@ -135,8 +137,10 @@ class ModelRunner:
     def execute_model(self, step: SchedulerOutput) -> ModelRunnerOutput | None:
         """Runs the model over the scheduled tokens; the tokens are sampled by ``sample_tokens``."""
         self.executed = None
-        kv.zero_blocks(self.kv_caches.values(), step.new_block_ids_to_zero or (), self.device)
-        kv.copy_blocks(self.kv_caches.values(), step.kv_cache_block_copies or (), self.device)
+        if step.new_block_ids_to_zero:
+            kv.zero_blocks(self.kv_caches.values(), step.new_block_ids_to_zero, self.device)
+        if step.kv_cache_block_copies:
+            kv.copy_blocks(self.kv_caches.values(), step.kv_cache_block_copies, self.device)
         requests, batch = self.requests, self.batch
         self.inputs.wait_for_tables()
         requests.update(step)
@@ -172,10 +176,8 @@ class ModelRunner:
         inputs = self.inputs.build_decode(graph.size, requests.sampled, requests.blocks_changed)
         requests.blocks_changed = False
         graph.replay(inputs)
-        if not inputs.finishing.any():
-            return _Executed(step, inputs, graph.hidden_states, None)
-        tokens = None if graph.tokens is None else graph.tokens[:count]
-        return _Executed(step, inputs, graph.hidden_states, graph.logits[:count], tokens)
+        samples = inputs.all_finishing or inputs.finishing.any()
+        return _Executed(step, inputs, graph.hidden_states, graph.logits if samples else None, graph.tokens_of(count))
 
     def _run_captured(self, inputs: DecodeInputs, attention: CapturedAttention) -> tuple[torch.Tensor, torch.Tensor]:
         """The model over a decode step that is being captured: hidden states and logits of every row."""
@@ -202,24 +204,23 @@ class ModelRunner:
         if executed is None:
             return None
         batch, inputs = self.batch, executed.inputs
-        unfinished = np.flatnonzero(~inputs.finishing).tolist()
+        unfinished = [] if inputs.all_finishing else np.flatnonzero(~inputs.finishing).tolist()
         output = ModelRunnerOutput(req_ids=batch.req_ids.copy(), req_id_to_index=batch.req_id_to_index.copy())
         output.prompt_logprobs_dict = self._prompt_logprobs(executed)
         if executed.logits is None:
-            result = StepOutput(output, None, None, None, unfinished)
+            result = StepOutput(output, None, None, unfinished)
             return result if self.asynchronous else result.get_output()
         if executed.tokens is not None and grammar_output is None:
             sampled = SamplerOutput(executed.tokens, None)
         else:
-            sampled = self._sample(executed.logits, grammar_output)
-        tokens = torch.empty(sampled.sampled_token_ids.shape, dtype=torch.int32, pin_memory=True)
-        tokens.copy_(sampled.sampled_token_ids, non_blocking=True)
+            sampled = self._sample(executed.logits[: inputs.num_reqs], grammar_output)
         logprobs = sampled.logprobs_tensors.to_cpu_nonblocking() if sampled.logprobs_tensors is not None else None
-        ready = npu.Event()
-        ready.record()
-        rows = np.flatnonzero(inputs.finishing)
-        self.requests.sampled.add(sampled.sampled_token_ids, tokens, ready, rows, self.requests.tracked_rows())
-        result = StepOutput(output, tokens, logprobs, ready, unfinished)
+        device = sampled.sampled_token_ids
+        tokens = self.copies.send(device, readers=2)
+        rows = self.inputs.arange[: inputs.num_reqs] if inputs.all_finishing else np.flatnonzero(inputs.finishing)
+        tracked = self.requests.tracked_rows() if self.requests.tracked else []
+        self.requests.sampled.add(device, tokens.numpy, tokens.ready, rows, tracked, tokens.read)
+        result = StepOutput(output, tokens, logprobs, unfinished)
         return result if self.asynchronous else result.get_output()
 
     def _sample(self, logits: torch.Tensor, grammar_output: GrammarOutput | None) -> SamplerOutput:

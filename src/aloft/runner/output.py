@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from vllm.v1.outputs import AsyncModelRunnerOutput, LogprobsTensors, ModelRunnerOutput
+
+if TYPE_CHECKING:
+    from aloft.runner.token_copies import TokenCopy
 
 
 class StepOutput(AsyncModelRunnerOutput):
@@ -15,19 +17,17 @@ class StepOutput(AsyncModelRunnerOutput):
     def __init__(
         self,
         output: ModelRunnerOutput,
-        tokens: torch.Tensor | None,
+        tokens: TokenCopy | None,
         logprobs: LogprobsTensors | None,
-        ready: torch.Event | None,
         unfinished_rows: Sequence[int],
     ) -> None:
-        """tokens: host int32 ``[B, 1]``, valid once ``ready`` has happened; None when no row samples.
+        """tokens: None when no row samples. logprobs: on the host once the tokens are.
 
         unfinished_rows: rows whose prompt is not complete; they yield no token.
         """
         self._output = output
         self._tokens = tokens
         self._logprobs = logprobs
-        self._ready = ready
         self._unfinished = unfinished_rows
 
     def get_output(self) -> ModelRunnerOutput:
@@ -36,9 +36,9 @@ class StepOutput(AsyncModelRunnerOutput):
         if self._tokens is None:
             output.sampled_token_ids = [[] for _ in output.req_ids]
             return output
-        if self._ready is not None:
-            self._ready.synchronize()
-        sampled = self._tokens.tolist()
+        self._tokens.ready.synchronize()
+        sampled = self._tokens.view(len(output.req_ids)).tolist()
+        self._tokens.read()
         for row in self._unfinished:
             sampled[row] = []
         output.sampled_token_ids = sampled

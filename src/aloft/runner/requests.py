@@ -75,7 +75,8 @@ class Requests:
             batch.condense()
             self.sampled.rows_changed()
             self.blocks_changed = True
-        batch.refresh_metadata()
+        if changed or self.fancy:  # otherwise no logits processor has anything to learn
+            batch.refresh_metadata()
         return changed
 
     def _leaving(self, step: SchedulerOutput) -> list[str]:

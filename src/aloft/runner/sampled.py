@@ -8,6 +8,7 @@ from the device tensor.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,9 +21,11 @@ PLACEHOLDER = -1
 @dataclass(slots=True)
 class _Pending:
     device: torch.Tensor  # int32 [B, 1]
-    host: torch.Tensor  # int32 [B, 1]
+    host: np.ndarray  # int32 [B or more]
     ready: torch.Event | None
     rows: np.ndarray  # rows that got a token
+    count: int  # rows of the batch
+    read: Callable[[], None] | None  # to be told when the tokens have been read
     positions: np.ndarray  # where in the row it belongs
     req_ids: list[str]  # of all rows
     tracked: list[tuple[int, list[int], int]]  # row, output list, index of the placeholder
@@ -39,22 +42,33 @@ class SampledTokens:
     def add(
         self,
         device: torch.Tensor,
-        host: torch.Tensor,
+        host: np.ndarray,
         ready: torch.Event | None,
         rows: np.ndarray,
         tracked: list[tuple[int, list[int]]],
+        read: Callable[[], None] | None = None,
     ) -> None:
-        """Notes a step's tokens: each of ``rows`` grows by one token whose value may be known later."""
+        """Notes a step's tokens: each of ``rows`` grows by one token whose value may be known later.
+
+        device: int32 ``[B, 1]``. host: int32, valid once ``ready`` has happened; ``read`` is called when it was read.
+        """
         batch = self.batch
-        positions = batch.num_tokens_no_spec[rows].copy()
-        batch.num_tokens_no_spec[rows] += 1
+        count = batch.num_reqs
+        lengths = batch.num_tokens_no_spec
+        if len(rows) == count:
+            positions = lengths[:count].copy()
+            lengths[:count] += 1
+        else:
+            positions = lengths[rows]
+            lengths[rows] += 1
         chosen = set(rows.tolist()) if tracked else ()
         holes = []
         for row, outputs in tracked:
             if row in chosen:
                 holes.append((row, outputs, len(outputs)))
                 outputs.append(PLACEHOLDER)
-        self.pending.append(_Pending(device, host, ready, rows, positions, batch.req_ids.copy(), holes))
+        req_ids = batch.req_ids.copy()
+        self.pending.append(_Pending(device, host, ready, rows, count, read, positions, req_ids, holes))
 
     def rows_changed(self) -> None:
         for entry in self.pending:
@@ -73,9 +87,10 @@ class SampledTokens:
 
     def _write(self, entry: _Pending) -> None:
         batch = self.batch
-        tokens = entry.host.numpy()[:, 0]
+        tokens = entry.host
         if not entry.moved:
-            batch.token_ids_cpu[entry.rows, entry.positions] = tokens[entry.rows]
+            every = len(entry.rows) == entry.count
+            batch.token_ids_cpu[entry.rows, entry.positions] = tokens[: entry.count] if every else tokens[entry.rows]
         else:
             for row, position in zip(entry.rows.tolist(), entry.positions.tolist(), strict=True):
                 now = batch.req_id_to_index.get(entry.req_ids[row])
@@ -84,6 +99,8 @@ class SampledTokens:
         for row, outputs, index in entry.tracked:
             if index < len(outputs) and outputs[index] == PLACEHOLDER:
                 outputs[index] = int(tokens[row])
+        if entry.read is not None:
+            entry.read()
 
     def on_device(self) -> tuple[torch.Tensor, np.ndarray, np.ndarray] | None:
         """The tokens still on their way: device tensor, its rows, and the batch rows they belong to now.
