@@ -2,6 +2,9 @@
 //
 //   benchmarks/kernels/matmul_bench.sh [rounds] [megabytes of weights]
 //
+// ROWS=1,8,32, SHAPE=text in the name, LAYOUT=nz|nz_t|nk|kn, BENCH_HUGE=1 (weights on huge pages, as device memory is),
+// BENCH_CLOCK=cpu.
+//
 // For each shape, every round times: reading memory, fp32 multiply-adds, the product. The weights rotate through
 // copies that exceed the caches, as the layers of a model do. Printed per shape: medians, GB/s of weights and its
 // share of the read bandwidth, GFLOP/s and its share of the multiply-add peak (shares are medians of each
@@ -91,11 +94,23 @@ double peak() {  // GFLOP/s of all threads
   const double start = now();
   parallel_for(threads * 4, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      const double d = isa() == Isa::Avx512 ? fma_peak_avx512(400000) : fma_peak_avx2(400000);
+      const double d = isa() >= Isa::Avx512 ? fma_peak_avx512(400000) : fma_peak_avx2(400000);
       if (i < threads) done[static_cast<size_t>(i)] = d;
     }
   });
   return 2 * 4 * threads * done[0] / (now() - start) / 1e9;
+}
+
+// ROWS=1,8,32, by default the ladder of decode batches and prefill chunks.
+std::vector<int64_t> rows_wanted() {
+  const char* text = std::getenv("ROWS");
+  std::vector<int64_t> rows;
+  for (const char* p = text && *text ? text : "1,2,4,8,16,32,64,128,512,2048"; *p;) {
+    char* end;
+    rows.push_back(std::strtoll(p, &end, 10));
+    p = *end ? end + 1 : end;
+  }
+  return rows;
 }
 
 }  // namespace
@@ -113,7 +128,7 @@ int main(int argc, char** argv) {
   std::printf("%-18s %5s %10s %8s %7s %9s %7s\n", "shape", "M", "us", "GB/s", "of read", "GFLOP/s", "of peak");
   for (const Shape& shape : kShapes) {
     if (only && !std::strstr(shape.name, only)) continue;
-    for (int64_t m : {1, 2, 3, 4, 5, 6, 8, 16, 32, 64, 128, 512, 2048}) if (!std::getenv("MAXM") || m <= std::atoi(std::getenv("MAXM"))) {
+    for (int64_t m : rows_wanted()) {
       if (shape.n > 40000 && m > 128) continue;
       std::vector<uint16_t> a(static_cast<size_t>(m * shape.k), 0x3f80), out(static_cast<size_t>(m * shape.n));
       const size_t size = static_cast<size_t>(shape.k * shape.n);
