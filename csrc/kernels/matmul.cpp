@@ -188,9 +188,13 @@ struct Left {
   int64_t chunk, row;
 };
 
+float* packed_weights() {
+  thread_local Scratch packed;
+  return packed.get(2 * kChunk * kPanel);
+}
+
 // The sums of `rows` rows, one pair of panels. `a`: its first row.
 void sum_block(const Product& c, Left a, int64_t rows, int64_t pair, float* sums) {
-  thread_local Scratch packed;
   const Kernels& isa = kernels();
   const Operand& b = c.b;
   const int64_t panel = c.first_panel(pair), tiles = (rows + isa.max_rows - 1) / isa.max_rows;
@@ -200,8 +204,7 @@ void sum_block(const Product& c, Left a, int64_t rows, int64_t pair, float* sums
   const bool in_place = (b.layout == WeightLayout::Panels && (tiles <= 2 || b.type == Element::F32)) ||
                         (b.layout == WeightLayout::Strided && b.col_stride == 1 && tiles <= 2 && whole);
   if (c.k == 0) std::fill(sums, sums + rows * kPair, 0.f);
-  const FlushDenormals flushed(b.type == Element::BF16);
-  float* buffer = in_place ? nullptr : packed.get(2 * kChunk * kPanel);
+  float* buffer = in_place ? nullptr : packed_weights();
   const bool at_once = in_place && tiles == 1 && a.chunk == kChunk;
   const int64_t end = at_once ? std::max(int64_t{0}, c.k - kAhead) / kStep * kStep : 0;  // then the next pair is near
   for (int64_t k0 = 0, length; k0 < c.k; k0 += length) {
@@ -245,11 +248,57 @@ void sum_block(const Product& c, Left a, int64_t rows, int64_t pair, float* sums
   }
 }
 
-void block(const Product& c, Left a, int64_t row0, int64_t rows, int64_t pair) {
+float* many_sums(int64_t floats) {
   thread_local Scratch scratch;
-  float* sums = scratch.get(rows * kPair);
-  sum_block(c, a, rows, pair, sums);
+  return scratch.get(floats);
+}
+
+void block(const Product& c, Left a, int64_t row0, int64_t rows, int64_t pair) {
+  constexpr int64_t kOnStack = 6;
+  alignas(64) float few[kOnStack * kPair];
+  float* sums = rows <= kOnStack ? few : many_sums(rows * kPair);
+  {
+    const FlushDenormals flushed(c.b.type == Element::BF16 && !c.plain());
+    sum_block(c, a, rows, pair, sums);
+  }
   finish(c, row0, rows, pair, sums);
+}
+
+// Few rows times weights whose rows are long (row-major): pairs side by side take a step of k each in turn, so that
+// memory is read along its rows.
+void blocks_along_rows(const Product& c, Left a, int64_t row0, int64_t rows, int64_t begin, int64_t end) {
+  constexpr int64_t kTogether = 16;
+  const Kernels& isa = kernels();
+  const int64_t line = c.b.row_stride * static_cast<int64_t>(bytes_of(c.b.type)), each = rows * kPair;
+  float* sums = many_sums(each * kTogether);
+  Tile tile;
+  tile.a_row = a.row, tile.row = kPair, tile.k_stride = c.b.row_stride, tile.panel_stride = c.panel_step() * kPanel;
+  tile.ahead_step = 2 * line, tile.ahead_panel = tile.panel_stride * static_cast<int64_t>(bytes_of(c.b.type));
+  const Micro both = isa.micro(c.b.type, static_cast<int>(rows), 2);
+  const Micro single = isa.micro(c.b.type, static_cast<int>(rows), 1);
+  for (; begin < end; begin += kTogether) {
+    const int64_t count = std::min(kTogether, end - begin);
+    {
+      const FlushDenormals flushed(c.b.type == Element::BF16 && !c.plain());
+      for (int64_t k0 = 0; k0 < c.k; k0 += kStep) {
+        tile.a = a.data + k0, tile.k = std::min(kStep, c.k - k0), tile.fresh = k0 == 0;
+        for (int64_t i = 0; i < count; ++i) {
+          tile.b = at(c.b.data, c.b.type, k0 * c.b.row_stride + c.first_panel(begin + i) * kPanel);
+          tile.sums = sums + i * each;
+          tile.ahead = static_cast<const char*>(tile.b) + kStep * line;
+          if (both) {
+            both(tile);
+            continue;
+          }
+          single(tile);
+          tile.b = at(tile.b, c.b.type, tile.panel_stride);
+          tile.sums += kPanel;
+          single(tile);
+        }
+      }
+    }
+    for (int64_t i = 0; i < count; ++i) finish(c, row0, rows, begin + i, sums + i * each);
+  }
 }
 
 // Widens rows row0 .. row0 + rows of the left operand to `to`, in the layout of `as`.
@@ -337,6 +386,8 @@ void multiply(const Product& c) {
   const int tallest = kernels().max_rows;
   const int64_t chunks = std::max<int64_t>(1, (c.k + kChunk - 1) / kChunk);
   const bool few = c.m <= tallest;  // whole rows, for tiles that take all of k at once
+  const bool along_rows =
+      few && c.k > 0 && c.b.layout == WeightLayout::Strided && c.b.col_stride == 1 && c.b.row_stride > kPair;
   const int64_t row_floats = chunks * (few ? kChunk : kRowStride) + (few ? kPanel : 0);
   const int64_t in_l2 = std::max<int64_t>(4, kBlockBytes / (row_floats * 4) / tallest) * tallest;
   const int64_t slab = std::max(in_l2, kSlabFloats / row_floats / in_l2 * in_l2);
@@ -346,6 +397,14 @@ void multiply(const Product& c) {
     const Left a = few ? Left{data, kChunk, row_floats} : Left{data, rows * kRowStride, kRowStride};
     widen_left(c, row0, rows, a, data);
     over_blocks(c, rows, in_l2, tallest, [&](int64_t first, int64_t count, int64_t pair, int64_t end) {
+      const FlushDenormals flushed(c.b.type == Element::BF16 && c.plain());  // once: rounding does not depend on it
+      if (along_rows) {
+        const int64_t whole = std::min(end, c.gated() ? c.pairs() : c.n / kPair);
+        if (whole > pair) {
+          blocks_along_rows(c, {a.data + first * a.row, a.chunk, a.row}, row0 + first, count, pair, whole);
+          pair = whole;
+        }
+      }
       for (; pair < end; ++pair) block(c, {a.data + first * a.row, a.chunk, a.row}, row0 + first, count, pair);
     });
   }

@@ -24,6 +24,7 @@ struct Product {
   const void* context = nullptr;
   Halves halves = Halves::Adjacent;
 
+  bool plain() const { return !epilogue && !addend.data && alpha == 1; }  // the sums are rounded and stored
   bool gated() const { return halves == Halves::Gated; }
   int64_t panels() const { return (n + kPanel - 1) / kPanel; }
   int64_t pairs() const { return (panels() + 1) / 2; }
