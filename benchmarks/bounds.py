@@ -97,11 +97,14 @@ class Shape:
         """Weights of the output matrix."""
         return self.hidden * self.vocabulary
 
+    def cache_bytes(self, value: int) -> int:
+        """Bytes of the keys and values of one token, `value` bytes each."""
+        return self.layers * 2 * self.kv_heads * self.head_dim * value
+
     def decode_bound(self, precision: str, batch: int, context: int, roof: Roofline) -> float:
         """Seconds of a decode step of `batch` sequences with `context` tokens each."""
         weights = self.layer_weights + self.output_weights
-        value = 4 if precision == "fp32" else 2
-        cache = batch * context * self.layers * 2 * self.kv_heads * self.head_dim * value
+        cache = batch * context * self.cache_bytes(4 if precision == "fp32" else 2)
         attention = 4 * batch * context * self.layers * self.heads * self.head_dim
         return self._bound(weights * WEIGHT_BYTES[precision] + cache, 2 * weights * batch + attention, roof)
 

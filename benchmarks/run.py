@@ -22,6 +22,7 @@ from typing import Any
 import bounds
 import host
 import plan as plans
+import servers
 import table
 import workers
 from results import Samples, ratios, row
@@ -64,7 +65,7 @@ def chosen(plan: plans.Plan, args: argparse.Namespace) -> plans.Plan:
             for s in sessions
         ]
     if args.rounds:
-        sessions = [replace(session, rounds=args.rounds) for session in sessions]
+        sessions = [replace(session, rounds=args.rounds, starts=1) for session in sessions]
     return replace(plan, sessions=sessions)
 
 
@@ -76,7 +77,7 @@ def main() -> None:
     parser.add_argument("--classes", help="precision classes: 16-bit, fp32, 8-bit, 4-bit")
     parser.add_argument("--engines", help="engine or engine-precision, such as aloft,llama_cpp-f16")
     parser.add_argument("--figures", help="such as prefill,decode-1-32")
-    parser.add_argument("--rounds", type=int, help="samples of each figure")
+    parser.add_argument("--rounds", type=int, help="samples of each figure; engines are started once")
     parser.add_argument("--only-engines", action="store_true", help="leave out imports, route and servers")
     parser.add_argument("--out", type=Path, help="one JSON file to write instead of those in benchmarks/results")
     args = parser.parse_args()
@@ -107,6 +108,10 @@ def main() -> None:
     if not args.only_engines:
         rows += measure("imports", repeats=plan.import_repeats)
         rows += measure("route", repeats=plan.route_repeats)
+        names = args.engines.split(",") if args.engines else None
+        served = servers.measure(plan.first_token_repeats, plan.rates, plan.online_requests, names, logs)
+        rows += served[0]
+        report["online"], missing["servers"] = served[1:]
     limits = {name: row(name, values, unit) for (name, unit), values in roof.samples.items()}
     report |= {
         "roofline": limits,

@@ -67,7 +67,9 @@ class Sitting:
             self.missing[name] = reason
             return
         say(session.model, session.precision, "starting", name)
-        worker = workers.Worker(kind, self.logs / f"{kind.engine}-{kind.precision}.log")
+        tokens = session.max_batch * session.max_length
+        cache = self.shape().cache_bytes(4 if "32" in kind.precision else 2) * tokens
+        worker = workers.Worker(kind, self.logs / f"{kind.engine}-{kind.precision}.log", int(cache / 2**30) + 1)
         try:
             path = self._file(kind)
             imports = worker.ask("import_engine")["seconds"]

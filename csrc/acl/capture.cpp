@@ -5,6 +5,8 @@
 #include <cstdio>
 #include <set>
 
+#include "acl/timing.h"
+
 namespace aloft {
 namespace {
 
@@ -34,6 +36,7 @@ class GroupNode final : public Node {
       nodes = group_->nodes;
     }
     for (const auto& node : *nodes) {
+      const Timed timed(node->name());
       const aclError code = node->run();
       if (code != kOk) return code;
     }

@@ -5,6 +5,7 @@
 //
 // Included by libopapi, libhccl and libaloft_torch; implemented by libascendcl.
 #pragma once
+#include <atomic>
 #include <cstdint>
 #include <type_traits>
 #include <utility>
@@ -93,11 +94,25 @@ ALOFT_API aclError aloftFail(aclError code, const char* text);
 ALOFT_API int aloftDeviceOf(const void* address);
 // 0 when [address, address + size) lies wholly inside one live device allocation.
 ALOFT_API int aloftCheckRange(const void* address, size_t size);
+// Timing of launched work by name (acl/timing.cpp), and what the work running in this thread reads, writes and
+// computes: called by operators that know it, and only while the switch is on.
+ALOFT_API std::atomic<bool>& aloftTimingSwitch();
+ALOFT_API void aloftTimingAddWork(double bytes, double operations);
 // Zero-fills memory of any kind. Whole pages of device memory that were never touched stay untouched (they read as
 // zero), so clearing fresh memory costs nothing.
 ALOFT_API void aloftFillZero(void* address, size_t size);
 
 namespace aloft {
+
+// Tells the timing what the running work amounts to. work: () -> std::pair<double, double>: bytes, operations.
+template <class F>
+void note_work(F&& work) {
+  static const std::atomic<bool>& on = aloftTimingSwitch();
+  if (__builtin_expect(on.load(std::memory_order_relaxed), 0)) {
+    const auto [bytes, operations] = work();
+    aloftTimingAddWork(bytes, operations);
+  }
+}
 
 // f: () -> aclError, copyable or movable, owning what it captures by value.
 template <class F>

@@ -9,6 +9,8 @@
 #include <shared_mutex>
 #include <unordered_set>
 
+#include "acl/timing.h"
+
 namespace aloft {
 namespace {
 
@@ -48,6 +50,7 @@ Advance advance(Stream* stream, Step& step, aclError* error, std::string* text) 
       stream->blocked_on.store(node);
       return false;
     }
+    const Timed timed(node->name());
     RandomNode* random = node->random();
     const aclError result = random ? random->run_with(step.draws[step.drawn++]) : node->run();
     if (result != kOk) {

@@ -4,6 +4,7 @@
 #include <unordered_map>
 
 #include "acl/stream.h"
+#include "acl/timing.h"
 
 using namespace aloft;
 
@@ -18,10 +19,12 @@ ALOFT_API int aloftLaunchBegin(aclrtStream handle, const char* name, aclError* e
     leave(stream);
     return kRefused;
   }
+  if (__builtin_expect(g_timing.load(std::memory_order_relaxed), 0)) timing_enter(name);
   return kRunNow;
 }
 
 ALOFT_API void aloftLaunchEnd(aclrtStream handle, const char* name, aclError result) {
+  if (__builtin_expect(g_timing.load(std::memory_order_relaxed), 0)) timing_leave();
   aclError code = kOk;
   Stream* stream = find_stream(handle, &code);
   if (stream) leave(stream);

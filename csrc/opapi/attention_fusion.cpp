@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "opapi/work.h"
+
 namespace aloft {
 namespace {
 
@@ -284,6 +286,7 @@ struct Bound {
 
 void run_forward(const Plan& plan) {
   Bound bound(plan, Dense::Write);
+  note_attention(bound.problem);
   attention_forward(bound.problem);
   bound.out.commit();
 }

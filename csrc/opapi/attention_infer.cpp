@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "opapi/attention_kv_quant.h"
+#include "opapi/work.h"
 
 namespace aloft {
 namespace {
@@ -396,6 +397,7 @@ void run_infer(const Plan& plan) {
   }
   p.sequences = sequences.data();
   p.count = plan.batch;
+  note_attention(p);
   attention_forward(p);
   fill_padding(plan, out.tensor(), ov, plan.lse);
   out.commit();

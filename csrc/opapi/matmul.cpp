@@ -8,6 +8,8 @@
 
 #include <algorithm>
 
+#include "opapi/work.h"
+
 namespace aloft {
 namespace {
 
@@ -176,7 +178,10 @@ Work plan_matmul(const char* a_name, const Tensor& a_given, const char* b_name, 
     call.beta = static_cast<float>(beta);
   }
   if (!out_given.numel()) return nullptr;
-  return [call] { matmul(call); };
+  return [call] {
+    note_matmul(call);
+    matmul(call);
+  };
 }
 
 namespace {

@@ -11,6 +11,7 @@
 
 #include "acl/launch.h"
 #include "kernels/attention.h"
+#include "opapi/work.h"
 #include "torch/device.h"
 
 namespace aloft {
@@ -155,6 +156,7 @@ void compute(const Sizes& s, const at::Tensor& query_, const at::Tensor& key_, c
           return kRtInvalidParam;
         }
     }
+    note_attention(problem);
     attention_forward(problem);
     return kOk;
   };

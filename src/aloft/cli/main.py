@@ -152,6 +152,28 @@ def chat(host: Host = "127.0.0.1", port: Port = 8000) -> None:
 
 
 @app.command()
+def profile(
+    model: Annotated[Path | None, typer.Argument(help="Model folder; the demo model where left out.")] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Sequences decoded together.")] = 1,
+    prompt: Annotated[int, typer.Option(min=1, help="Tokens each sequence begins with.")] = 32,
+    prefill: Annotated[int, typer.Option(min=1, help="Length of the prompt whose prefill is timed.")] = 512,
+    steps: Annotated[int, typer.Option(min=1, help="Decode steps timed.")] = 16,
+    dtype: Annotated[str, typer.Option(help="bfloat16, float16 or float32.")] = "bfloat16",
+    eager: Annotated[bool, typer.Option(help="Without captured graphs and asynchronous scheduling.")] = False,
+    json_output: Annotated[bool, typer.Option("--json", help="Print a JSON object instead of tables.")] = False,
+) -> None:
+    """Show where the time of a step goes, by operator and by part of the engine, on the present runtime."""
+    from aloft.cli.demo_model import ensure
+    from aloft.cli.profile import Settings
+    from aloft.cli.profile import profile as work
+
+    if model is not None and not model.is_dir():
+        raise UserError(f"{model} is not a model's folder.")
+    settings = Settings(model or ensure(), dtype, batch, prompt, steps, prefill, eager)
+    raise typer.Exit(work(settings, json_output))
+
+
+@app.command()
 def version() -> None:
     """Print aloft's version."""
     from aloft import __version__

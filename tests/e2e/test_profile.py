@@ -1,0 +1,61 @@
+"""`aloft profile` on a tiny model: the operators of a step are all there, and the parts make up the whole."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+
+LAYERS = tiny.LAYERS
+PREFILL, BATCH, STEPS = 48, 3, 5
+
+
+def profile(model: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "aloft.cli.main", "profile", str(model), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+
+
+def calls(step: dict[str, Any]) -> dict[str, float]:
+    return {entry["name"]: entry["calls"] / step["steps"] for entry in step["operators"]}
+
+
+def test_json(model: Path) -> None:
+    sizes = ("--prefill", str(PREFILL), "--batch", str(BATCH), "--steps", str(STEPS), "--prompt", "16")
+    result = profile(model, "--json", *sizes)
+    assert result.returncode == 0, result.stderr
+    report = json.loads(result.stdout.strip().splitlines()[-1])
+    prefill, decode = report["steps"]
+    assert "virtual" in report["device"]
+    assert prefill["what"] == f"prefill of {PREFILL} tokens" and prefill["steps"] == 1
+    assert decode["what"] == f"decode step, batch {BATCH}, after 16 tokens" and decode["steps"] == STEPS
+    for step in (prefill, decode):
+        assert sum(step["parts"].values()) == pytest.approx(step["seconds"])
+        assert step["parts"]["operators"] * step["steps"] == pytest.approx(
+            sum(entry["seconds"] for entry in step["operators"])
+        )
+        assert min(step["parts"]["operators"], step["parts"]["scheduler"]) > 0
+        found = calls(step)
+        assert any(name.startswith("aclnnFusedInferAttentionScore") for name in found) or "aloft::" in str(found)
+    matmuls = [entry for entry in prefill["operators"] if "atmul" in entry["name"] or entry["name"] == "aclnnMm"]
+    weights = LAYERS * tiny.HIDDEN * (tiny.HEADS + 2 * tiny.KV_HEADS) * tiny.HEAD_DIM
+    weights += LAYERS * (tiny.HEADS * tiny.HEAD_DIM * tiny.HIDDEN + 3 * tiny.HIDDEN * 192)
+    # every layer's products over all tokens, the output matrix over the last one
+    assert sum(entry["operations"] for entry in matmuls) == 2 * PREFILL * weights + 2 * tiny.HIDDEN * 320
+
+
+def test_table_of_eager_steps(model: Path) -> None:
+    result = profile(model, "--prefill", "8", "--steps", "2", "--eager")
+    assert result.returncode == 0, result.stderr
+    for text in ("prefill of 8 tokens", "decode step, batch 1", "GFLOP/s", "scheduler", "outside operators", "eager"):
+        assert text in result.stdout
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    result = profile(tmp_path / "nothing")
+    assert result.returncode == 1
+    assert result.stderr.strip() == f"aloft: {tmp_path / 'nothing'} is not a model's folder."
