@@ -96,3 +96,10 @@ def unpack_parameter(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     scale = torch.where(low >= 1 << 31, low - (1 << 32), low).to(torch.int32).view(torch.float32)
     nine = (packed >> 37) & 0x1FF
     return nineteen_bits(scale), torch.where(nine >= 256, nine - 512, nine).float()
+
+
+def near_dynamic(v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """`dynamic` in the precision of `v` (float64 references of fused operators): int8 only."""
+    largest = v.abs().amax(-1)
+    factor = torch.where(largest > 0, 127.0 / largest, torch.zeros_like(largest))
+    return saturate(v * factor.unsqueeze(-1), -128, 127, torch.int8), largest / 127.0
