@@ -60,6 +60,32 @@ HOOKS = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("asked", "got", "said"),
+    [
+        ("NONE", "NONE", ""),
+        ("FULL_DECODE_ONLY", "FULL_DECODE_ONLY", ""),
+        ("FULL", "FULL_DECODE_ONLY", "FULL becomes"),
+        ("FULL_AND_PIECEWISE", "FULL_DECODE_ONLY", "becomes FULL_DECODE_ONLY"),
+        ("PIECEWISE", "NONE", "PIECEWISE is not supported"),
+    ],
+)
+def test_graph_modes_are_served_or_mapped_with_a_word(monkeypatch, asked, got, said):
+    from vllm.config import CUDAGraphMode
+
+    from aloft import platform
+
+    messages = []
+    monkeypatch.setattr(platform.logger, "warning_once", lambda text, *args: messages.append(text % args))
+    compilation = SimpleNamespace(
+        cudagraph_mode=CUDAGraphMode[asked], cudagraph_capture_sizes=[1, 2], max_cudagraph_capture_size=2
+    )
+    AloftPlatform._check_graph_mode(compilation)
+    assert compilation.cudagraph_mode is CUDAGraphMode[got]
+    assert compilation.cudagraph_capture_sizes == ([] if asked == "PIECEWISE" else [1, 2])
+    assert len(messages) == bool(said) and all(said in message for message in messages)
+
+
 @pytest.mark.parametrize("name", HOOKS)
 def test_hook_is_defined_by_us(name):
     """Platform.__getattr__ answers None for what is missing, so presence is checked on the class itself."""

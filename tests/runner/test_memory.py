@@ -46,12 +46,17 @@ def test_activations_are_a_line_through_two_steps(monkeypatch):
     config = SimpleNamespace(
         scheduler_config=SimpleNamespace(max_num_seqs=8, max_num_batched_tokens=2048),
         model_config=SimpleNamespace(get_vocab_size=lambda: 100),
+        compilation_config=SimpleNamespace(cudagraph_capture_sizes=[]),
     )
 
     def profile(num_tokens):
         used["peak"] = 5000 + 70 * num_tokens
 
     assert memory.activation_bytes(config, torch.device("npu:0"), profile) == 5000 + 70 * 2048 + 8 * 100 * 24
+    eager = memory.activation_bytes(config, torch.device("npu:0"), profile)
+    config.compilation_config.cudagraph_capture_sizes = [4, 16]
+    captured = memory.activation_bytes(config, torch.device("npu:0"), profile) - eager
+    assert captured == 5000 + 70 * 16 + 70 * 8 + 8 * 100 * 4
 
 
 @pytest.fixture

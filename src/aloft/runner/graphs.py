@@ -134,3 +134,4 @@ class DecodeGraphs:
         for graph in self.graphs.values():
             graph.graph.reset()
         self.graphs.clear()
+        self.pool = npu.graph_pool_handle()  # the old one ended with its last graph

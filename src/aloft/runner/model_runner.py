@@ -152,6 +152,11 @@ class ModelRunner:
             if graph is not None:
                 self.executed = self._replay(step, graph)
                 return None
+        self.executed = self._eager(step)
+        return None
+
+    def _eager(self, step: SchedulerOutput) -> _Executed:
+        requests, batch = self.requests, self.batch
         counts = step.num_scheduled_tokens
         scheduled = np.fromiter(map(counts.__getitem__, batch.req_ids), dtype=np.int32, count=batch.num_reqs)
         inputs = self.inputs.build(scheduled, requests.sampled, requests.blocks_changed)
@@ -167,8 +172,7 @@ class ModelRunner:
         if inputs.finishing.any():
             wanted = hidden if inputs.logits_rows is None else hidden.index_select(0, inputs.logits_rows)
             logits = self._logits(wanted)
-        self.executed = _Executed(step, inputs, hidden, logits)
-        return None
+        return _Executed(step, inputs, hidden, logits)
 
     def _replay(self, step: SchedulerOutput, graph: DecodeGraph) -> _Executed:
         """A step in which every row computes one token."""
