@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -60,7 +61,7 @@ def _cases() -> Iterator[Case]:
             for left in (False, True):
                 call = {"activate_left": left, "quant_mode": 1}
                 yield Case(f"{label}, left {left}, {dtype}", (x,), call, dtype=dtype, returns=returns)
-            smooth = {"smooth_scales": make.uniform((1, h), low=0.5, high=2.0), "quant_mode": 1}
+            smooth: dict[str, Any] = {"smooth_scales": make.uniform((1, h), low=0.5, high=2.0), "quant_mode": 1}
             if len(shape) == 2:
                 yield Case(f"{label}, smooth, {dtype}", (x,), smooth, dtype=dtype, returns=returns)
                 fixed = {"smooth_scales": make.uniform((1, h), low=5.0, high=20.0), "offsets": make.normal((1, h))}
@@ -68,14 +69,14 @@ def _cases() -> Iterator[Case]:
         for label, x in layouts(make.normal((6, 40), dtype)):
             yield Case(f"{label}, {dtype}", (x,), {"quant_mode": 1}, dtype=dtype, returns=returns)
         for kind, groups in ((0, [2, 2, 9]), (1, [2, 0, 7])):
-            call = {
+            grouped: dict[str, Any] = {
                 "smooth_scales": make.uniform((3, 32), low=0.5, high=2.0),
                 "group_index": torch.tensor(groups, dtype=torch.int32),
                 "quant_mode": 1,
                 "group_list_type": kind,
             }
             x = make.normal((11, 64), dtype)
-            yield Case(f"groups of type {kind}, {dtype}", (x,), call, dtype=dtype, returns=returns)
+            yield Case(f"groups of type {kind}, {dtype}", (x,), grouped, dtype=dtype, returns=returns)
 
 
 def _bad() -> Iterator[Bad]:
