@@ -77,13 +77,14 @@ chat: $(STAMP)-aloft
 test: setup
 	COV=$(COV) BIN=$(BIN) tests/run.sh $(PYTEST_ARGS)
 
-## make lint     ruff, mypy, clang-format, import contracts
+## make lint     ruff, mypy, clang-format, import contracts, stale tables
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy src/aloft
 	find csrc tests/csrc \( -name '*.cpp' -o -name '*.h' \) -print0 2>/dev/null | xargs -0 $(BIN)/clang-format --dry-run -Werror
 	PATH="$(CURDIR)/$(BIN):$$PATH" TORCH_DEVICE_BACKEND_AUTOLOAD=0 $(BIN)/lint-imports
+	$(BIN)/python benchmarks/table.py --check
 
 ## make format   let ruff and clang-format rewrite the sources
 format: setup

@@ -1,6 +1,6 @@
 """One measurement in a process of its own: prints rows as one line of JSON. Started by run.py.
 
-measure.py imports | route --repeats N
+measure.py imports | route | steps --repeats N
 """
 
 from __future__ import annotations
@@ -16,6 +16,10 @@ from collections.abc import Callable
 from typing import Any
 
 from results import Row, row
+
+THREADS = 2
+STEP_BATCHES = (1, 8, 32)
+STEP_PROMPT = 32
 
 
 def measure_imports(repeats: int) -> list[Row]:
@@ -77,16 +81,41 @@ def measure_route(repeats: int) -> list[Row]:
     return [row(f"route_overhead_{name}", values, "us", engine="aloft") for name, values in over.items()]
 
 
+def measure_steps(repeats: int) -> list[Row]:
+    """Milliseconds of a decode step in the operators and outside of them (`aloft profile`)."""
+    values: dict[tuple[str, int], list[float]] = {}
+    environment = dict(os.environ, OMP_NUM_THREADS=str(THREADS))
+    for _ in range(repeats):
+        for batch in STEP_BATCHES:
+            command = [sys.executable, "-m", "aloft.cli.main", "profile", "--json", "--steps", "32"]
+            command += ["--batch", str(batch), "--prefill", str(STEP_PROMPT), "--prompt", str(STEP_PROMPT)]
+            done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+            step = json.loads(done.stdout.strip().splitlines()[-1])["steps"][-1]
+            parts = {name: 1e3 * seconds for name, seconds in step["parts"].items()}
+            in_operators = parts.pop("operators")
+            named = {"runner outside operators": "step_runner", "scheduler": "step_scheduler"}
+            figures = {"step_operators": in_operators, "step_outside_operators": sum(parts.values())}
+            figures |= {named.get(name, "step_engine"): value for name, value in parts.items()}
+            for figure, value in figures.items():
+                values.setdefault((figure, batch), []).append(value)
+    common = {"model": "SmolLM2-135M", "engine": "aloft", "precision": "16-bit", "weights": "bf16"}
+    return [
+        row(figure, found, "ms", **common, batch=batch, prompt=STEP_PROMPT) for (figure, batch), found in values.items()
+    ]
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=("imports", "route"))
+    parser.add_argument("what", choices=tuple(MEASUREMENTS))
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
-    rows = measure_imports(args.repeats) if args.what == "imports" else measure_route(args.repeats)
+    rows = MEASUREMENTS[args.what](args.repeats)
     print("\n" + json.dumps(rows), flush=True)
     os._exit(0)  # what an engine leaves behind at exit is none of the figures
 
+
+MEASUREMENTS = {"imports": measure_imports, "route": measure_route, "steps": measure_steps}
 
 if __name__ == "__main__":
     main()

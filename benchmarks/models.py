@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -85,6 +86,16 @@ def quantized(name: str, kind: str, quantize: Callable[[Path, Path, str], None])
     """The model as a quantized GGUF file (`q8_0`, `q4_0`), made by `quantize(source, target, kind)` where missing."""
     source = gguf(name, "f32")
     return made(cache_folder() / f"{name}-{kind}.gguf", lambda target: quantize(source, target, kind))
+
+
+def aloft_quantized(name: str, scheme: str) -> Path:
+    """The model quantized by `aloft quantize`, by rounding alone: what it costs in accuracy is not measured here."""
+
+    def make(target: Path) -> None:
+        command = [sys.executable, "-m", "aloft.cli.main", "quantize", str(folder(name)), str(target)]
+        subprocess.run([*command, "--scheme", scheme, "--algorithm", "minmax"], check=True)
+
+    return made(cache_folder() / f"{name}-{scheme}", make)
 
 
 def made(target: Path, make: Callable[[Path], None]) -> Path:
@@ -225,9 +236,19 @@ def write_gguf(source: Path, target: Path, kind: str, name: str) -> None:
 
 
 def add_tokenizer(writer: Any, source: Path, name: str) -> None:
-    """The demo model's tokenizer as its package's GGUF file has it; a model without one is marked so."""
+    """The demo model's tokenizer as its package's GGUF file has it; a placeholder where there is none.
+
+    OpenVINO refuses a file without; prompts are token ids everywhere.
+    """
     if name != "SmolLM2-135M":
-        writer.add_tokenizer_model("none")
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre("qwen2")
+        writer.add_token_list([f"t{number}" for number in range(VOCABULARY[name])])
+        writer.add_token_types([1] * VOCABULARY[name])
+        writer.add_token_merges(["t 1"])
+        writer.add_bos_token_id(QWEN3_06B["bos_token_id"])
+        writer.add_eos_token_id(QWEN3_06B["eos_token_id"])
+        writer.add_add_bos_token(False)
         return
     import gguf as format
 

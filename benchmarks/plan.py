@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from engines import CLASSES, Kind
 
@@ -47,9 +47,11 @@ class Plan:
     sessions: list[Session] = field(default_factory=list)
     import_repeats: int = 3
     route_repeats: int = 5
+    step_repeats: int = 3
     rates: tuple[float, ...] = (1.0, 4.0, 8.0, float("inf"))  # requests per second of the online part
     online_requests: int = 64
     first_token_repeats: int = 9
+    servers: tuple[str, ...] = ("aloft", "vllm_cpu", "llama_cpp")
 
 
 def _decode(batches: tuple[int, ...], prompt: int) -> tuple[Decode, ...]:
@@ -78,10 +80,8 @@ def quick() -> Plan:
     """The figures that move most, against the peers that are quick to start."""
     smol = Session("SmolLM2-135M", "16-bit", (512,), _decode((1, 8, 32), 32), rounds=3)
     kinds = tuple(kind for kind in CLASSES["16-bit"] if kind.quick)
-    return Plan([_with_kinds(smol, kinds)], 1, 1, (4.0,), 16, 3)
+    return Plan([_with_kinds(smol, kinds)], 1, 1, 1, (4.0,), 16, 3, ("aloft", "llama_cpp"))
 
 
 def _with_kinds(session: Session, kinds: tuple[Kind, ...]) -> Session:
-    from dataclasses import replace
-
     return replace(session, kinds=kinds)

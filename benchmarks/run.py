@@ -30,7 +30,6 @@ from session import Sitting, say
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
-MEASURE_ENVIRONMENT = {"OMP_NUM_THREADS": str(workers.THREADS)}
 
 
 def measure(*arguments: str, repeats: int) -> list[dict[str, Any]]:
@@ -108,7 +107,8 @@ def main() -> None:
     if not args.only_engines:
         rows += measure("imports", repeats=plan.import_repeats)
         rows += measure("route", repeats=plan.route_repeats)
-        names = args.engines.split(",") if args.engines else None
+        rows += measure("steps", repeats=plan.step_repeats)
+        names = [name for name in plan.servers if not args.engines or name in args.engines]
         served = servers.measure(plan.first_token_repeats, plan.rates, plan.online_requests, names, logs)
         rows += served[0]
         report["online"], missing["servers"] = served[1:]

@@ -173,7 +173,7 @@ def bench(server: Server, rate: float, requests: int, folder: Path) -> dict[str,
 
 
 def measure(
-    repeats: int, rates: tuple[float, ...], requests: int, names: list[str] | None, logs: Path
+    repeats: int, rates: tuple[float, ...], requests: int, names: list[str], logs: Path
 ) -> tuple[list[Row], list[dict[str, Any]], dict[str, str]]:
     """Rows, lines of `vllm bench serve`, and what could not be measured."""
     rows: list[Row] = []
@@ -184,7 +184,7 @@ def measure(
         common: dict[Server, dict[str, Any]] = {}
         for kind in KINDS:
             name = f"{kind.engine} {kind.precision}"
-            if names and kind.engine not in names:
+            if kind.engine not in names:
                 continue
             if reason := workers.missing(kind):
                 missing[name] = reason

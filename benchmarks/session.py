@@ -97,6 +97,8 @@ class Sitting:
     def _file(self, kind: Kind) -> Path:
         if kind.form == "folder":
             return models.folder(self.session.model)
+        if kind.form == "aloft":
+            return models.aloft_quantized(self.session.model, kind.precision)
         if kind.precision in models.GGUF_PLAIN:
             return models.gguf(self.session.model, kind.precision)
         return models.quantized(self.session.model, kind.precision, workers.quantize)

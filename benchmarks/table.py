@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+README = ROOT / "README.md"
 LATEST = ROOT / "benchmarks" / "results" / "latest.json"
 BEGIN, END = "<!-- benchmarks: begin (make bench-table) -->", "<!-- benchmarks: end -->"
 README_FIGURES = {"prefill": (512,), "decode": (32, 1024, 4096)}
@@ -109,22 +110,33 @@ def readme_part(report: Row) -> str:
     return "\n".join([BEGIN, machine_line(report), "", *comparison(report, lines), END])
 
 
-def main() -> None:
-    """Rewrite or check README.md."""
-    readme = ROOT / "README.md"
-    text = readme.read_text()
+def wanted() -> tuple[str, str]:
+    """README.md as it is, and as it should be.
+
+    Raises:
+        ValueError: it has no place for the table.
+    """
+    text = README.read_text()
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise SystemExit(f"README.md has no place for the table: {BEGIN} ... {END}")
-    wanted = before + readme_part(json.loads(LATEST.read_text())) + after
-    if "--check" in sys.argv:
-        if text != wanted:
-            raise SystemExit(
-                "README.md's benchmark table is not that of benchmarks/results/latest.json: make bench-table"
-            )
-        return
-    readme.write_text(wanted)
+        raise ValueError(f"README.md has no place for the table: {BEGIN} ... {END}")
+    return text, before + readme_part(json.loads(LATEST.read_text())) + after
+
+
+def check() -> None:
+    """Raise ValueError where README.md's table is not that of the latest results."""
+    text, right = wanted()
+    if text != right:
+        raise ValueError("README.md's table is not that of benchmarks/results/latest.json: make bench-table")
+
+
+def main() -> None:
+    """Rewrite or check README.md."""
+    try:
+        check() if "--check" in sys.argv else README.write_text(wanted()[1])
+    except ValueError as error:
+        raise SystemExit(str(error)) from error
 
 
 if __name__ == "__main__":

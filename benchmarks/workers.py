@@ -105,7 +105,7 @@ class Worker:
             process.stdin.write(json.dumps({"call": call, **arguments}).encode() + b"\n")
             process.stdin.flush()
             line = self._line(time.monotonic() + timeout)
-        except BrokenPipeError:
+        except (BrokenPipeError, ConnectionResetError):
             line = b""
         if not line:
             raise WorkerFailed(
@@ -130,6 +130,11 @@ class Worker:
                 return b""
             data += piece
         return data
+
+    @property
+    def process_id(self) -> int:
+        """Of the worker, which leads its process group."""
+        return self._process.pid
 
     def last_words(self) -> str:
         """The last line of the log that is not empty."""

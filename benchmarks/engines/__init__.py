@@ -33,7 +33,7 @@ class Kind:
     engine: str  # module of this package
     precision: str  # what the module's load() takes: the weights' type
     environment: str = ""  # folder below .venv-peers; empty: aloft's own environment
-    form: str = "folder"  # "folder": Hugging Face folder, "gguf": GGUF file of that precision
+    form: str = "folder"  # "folder": Hugging Face folder, "gguf": GGUF file, "aloft": what `aloft quantize` makes
     quick: bool = False  # whether `--quick` measures it
 
 
@@ -54,10 +54,14 @@ CLASSES: dict[str, tuple[Kind, ...]] = {
         Kind("transformers", "fp32", "vllm_cpu"),
     ),
     "8-bit": (
+        Kind("aloft", "w8a16", form="aloft"),
+        Kind("aloft", "w8a8-dynamic", form="aloft"),
         Kind("llama_cpp", "q8_0", "llama_cpp", "gguf"),
         Kind("openvino", "q8_0", "openvino", "gguf"),
     ),
     "4-bit": (
+        Kind("aloft", "w4a16", form="aloft"),
+        Kind("aloft", "w4a8", form="aloft"),
         Kind("llama_cpp", "q4_0", "llama_cpp", "gguf"),
         Kind("openvino", "q4_0", "openvino", "gguf"),
     ),

@@ -19,7 +19,7 @@ class VllmEngine:
 
         self._llm = LLM(
             model=model,
-            dtype=DTYPES[precision],
+            dtype=DTYPES.get(precision, "bfloat16"),
             max_model_len=max_length,
             max_num_seqs=max_batch,
             max_num_batched_tokens=max(2048, max_batch),

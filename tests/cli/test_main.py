@@ -20,6 +20,7 @@ FROZEN = {
     "demo-model": {"--to"},
     "demo": {"--prompt", "--max-tokens"},
     "chat": {"--host", "--port"},
+    "profile": {"model", "--batch", "--prompt", "--prefill", "--steps", "--dtype", "--eager", "--json"},
     "version": set(),
 }
 

@@ -49,7 +49,7 @@ def test_json(model: Path) -> None:
 
 
 def test_table_of_eager_steps(model: Path) -> None:
-    result = profile(model, "--prefill", "8", "--steps", "2", "--eager")
+    result = profile(model, "--prefill", "8", "--prompt", "8", "--steps", "9", "--eager")
     assert result.returncode == 0, result.stderr
     for text in ("prefill of 8 tokens", "decode step, batch 1", "GFLOP/s", "scheduler", "outside operators", "eager"):
         assert text in result.stdout

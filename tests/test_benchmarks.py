@@ -1,0 +1,138 @@
+"""The benchmark's arithmetic and its workers, without any engine."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
+sys.path.append(str(BENCHMARKS))
+
+import plan  # noqa: E402
+import table  # noqa: E402
+import workers  # noqa: E402
+from bounds import Roofline, Shape  # noqa: E402
+from engines import CLASSES, Kind  # noqa: E402
+from results import Samples, ratios  # noqa: E402
+
+SHAPE = Shape(hidden=576, inner=1536, layers=30, heads=9, kv_heads=3, head_dim=64, vocabulary=49152)
+SMOL = plan.Session("SmolLM2-135M", "16-bit", (512,), (plan.Decode(8, 32, 4),))
+ALOFT, LLAMA, LLAMA16 = Kind("aloft", "bf16"), Kind("llama_cpp", "f16"), Kind("llama_cpp", "bf16")
+
+
+def roofline() -> Roofline:
+    roof = Roofline(2)
+    roof.samples = {
+        ("read_bandwidth", "GB/s"): [9.0, 10.0, 50.0],
+        ("read_bandwidth_huge", "GB/s"): [20.0],
+        ("fma_fp32_avx2", "GFLOP/s"): [100.0],
+        ("fma_fp32_avx512", "GFLOP/s"): [200.0],
+    }
+    return roof
+
+
+def test_weights_are_those_of_the_model() -> None:
+    assert SHAPE.layer_weights == 30 * (576 * 576 * 2 + 576 * 192 * 2 + 3 * 576 * 1536)
+    assert SHAPE.layer_weights + SHAPE.output_weights == 134_479_872  # 134.5 million, less 35,136 of the norms
+    assert SHAPE.cache_bytes(2) == 30 * 2 * 192 * 2
+
+
+def test_a_step_is_bound_by_memory_then_by_arithmetic() -> None:
+    roof = roofline()
+    weights = SHAPE.layer_weights + SHAPE.output_weights
+    assert roof.bandwidth == 20e9 and roof.fma == 200e9
+    assert SHAPE.decode_bound("16-bit", 1, 0, roof) == pytest.approx(2 * weights / 20e9)
+    assert SHAPE.decode_bound("fp32", 1, 0, roof) == pytest.approx(4 * weights / 20e9)
+    assert SHAPE.decode_bound("16-bit", 1, 4096, roof) == pytest.approx(
+        (2 * weights + 4096 * SHAPE.cache_bytes(2)) / 20e9
+    )
+    assert SHAPE.decode_bound("16-bit", 32, 0, roof) == pytest.approx(64 * weights / 200e9)
+    tokens = 512
+    work = 2 * SHAPE.layer_weights * tokens + 2 * SHAPE.output_weights + 2 * tokens * tokens * 30 * 9 * 64
+    assert SHAPE.prefill_bound("16-bit", tokens, roof) == pytest.approx(work / 200e9)
+    assert SHAPE.decode_bound("16-bit", 1, 0, Roofline(2)) == 0  # nothing measured, nothing said
+
+
+def test_ratios_name_the_best_peer() -> None:
+    samples = Samples()
+    for kind, values in ((ALOFT, (90.0, 110.0, 100.0)), (LLAMA, (40.0,)), (LLAMA16, (50.0,))):
+        for value in values:
+            samples.add(SMOL, kind, "decode", 8, 32, "tok/s", value)
+    samples.add(SMOL, ALOFT, "engine_start", 0, 0, "s", 3.0)
+    samples.add(SMOL, LLAMA, "engine_start", 0, 0, "s", 1.5)
+    samples.add(SMOL, ALOFT, "prefill", 1, 512, "tok/s", 7.0)
+    samples.add(SMOL, ALOFT, "engine_imports", 0, 0, "s", 7.0)  # not compared
+    rows = samples.rows()
+    assert {"figure", "model", "engine", "precision", "batch", "prompt", "value", "unit"} <= set(rows[0])
+    assert rows[0]["value"] == 100 and (rows[0]["min"], rows[0]["max"], rows[0]["runs"]) == (90, 110, 3)
+    decode, start, prefill = ratios(rows, {"SmolLM2-135M": SHAPE}, roofline())
+    assert (decode["best_peer"], decode["best_peer_value"], decode["ratio"]) == ("llama_cpp bf16", 50.0, 2.0)
+    assert decode["bound_share"] == pytest.approx(SHAPE.decode_bound("16-bit", 8, 32, roofline()) / (8 / 100))
+    assert (start["best_peer"], start["ratio"], start["bound_share"]) == ("llama_cpp f16", 0.5, None)
+    assert (prefill["best_peer"], prefill["ratio"]) == (None, None)
+
+
+def test_the_report_shows_what_is_missing() -> None:
+    samples = Samples()
+    samples.add(SMOL, ALOFT, "decode", 8, 32, "tok/s", 100.0)
+    rows = samples.rows()
+    report: dict[str, Any] = {
+        "date": "2026-01-02T03:04:05",
+        "commit": "abc",
+        "machine": {"cpu": "A CPU", "cores": 2, "memory_gib": 24},
+        "rows": rows,
+        "ratios": ratios(rows, {}, Roofline(2)),
+        "missing": {"SmolLM2-135M 16-bit": {"openvino f16": "not installed (make peers)"}},
+    }
+    page = table.markdown(report)
+    assert "openvino f16: not installed (make peers)" in page
+    assert "| SmolLM2-135M | 16-bit | decode, batch 8, after 32 tokens | 100 tok/s |  | none |  |  |" in page
+    part = table.readme_part(report)
+    assert part.startswith(table.BEGIN) and part.endswith(table.END) and "decode, batch 8" in part
+
+
+def test_the_readme_has_the_latest_figures() -> None:
+    table.check()
+
+
+def test_plans_are_whole() -> None:
+    for each in (plan.full(), plan.quick()):
+        for session in each.sessions:
+            assert session.kinds and session.rounds >= 3
+            assert session.max_length <= 8192
+    names = {(kind.engine, kind.precision) for kind in plan.quick().sessions[0].kinds}
+    assert ("aloft", "bf16") in names and len(names) > 2
+    assert {session.precision for session in plan.full().sessions} == set(CLASSES)
+
+
+def test_a_worker_says_what_went_wrong_and_sleeps_between_calls(tmp_path: Path) -> None:
+    kind = Kind("nonesuch", "bf16")
+    with workers.Worker(kind, tmp_path / "log") as worker:
+        with pytest.raises(workers.WorkerFailed, match=r"ModuleNotFoundError.*nonesuch"):
+            worker.ask("import_engine")
+        memory = worker.ask("memory")
+        assert memory["peak_mib"] >= memory["now_mib"] > 1
+        status = Path(f"/proc/{worker.process_id}/status")
+        end = time.monotonic() + 5
+        while "stopped" not in status.read_text() and time.monotonic() < end:
+            time.sleep(0.01)
+        assert "stopped" in status.read_text()
+        assert worker.ask("memory")["peak_mib"] > 1
+        os.kill(worker.process_id, 9)
+        with pytest.raises(workers.WorkerFailed, match="ended with status -9"):
+            worker.ask("memory")
+
+
+def test_a_missing_peer_has_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(workers, "PEERS", tmp_path)
+    kind = Kind("openvino", "f16", "openvino")
+    assert workers.missing(Kind("aloft", "bf16")) == ""
+    assert workers.missing(kind) == "not installed (make peers)"
+    (tmp_path / "openvino").mkdir()
+    (tmp_path / "openvino" / "failed").write_text("could not be installed: no wheel\n")
+    assert workers.missing(kind) == "could not be installed: no wheel"
