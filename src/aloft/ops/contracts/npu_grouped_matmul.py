@@ -108,10 +108,10 @@ def _cases() -> Iterator[Case]:
             yield Case(f"int8 by token, float16, bias, {label}", (), call | {"bias": [bias]}, dtype=F16)
         for dtype in (F16, BF16):
             wide = make.normal((11, k), dtype)
-            kind = F32 if dtype == BF16 else F16
+            bias_type = F32 if dtype == BF16 else F16
             plain = counts | {"x": [wide], "weight": [make.normal((EXPERTS, k, n), dtype)]}
             yield Case(f"plain, {k}x{n}, {dtype}", (), plain, dtype=dtype)
-            call = plain | {"form": "NZ", "bias": [make.normal((EXPERTS, n), kind)]}
+            call = plain | {"form": "NZ", "bias": [make.normal((EXPERTS, n), bias_type)]}
             yield Case(f"plain NZ, bias, {k}x{n}, {dtype}", (), call, dtype=dtype)
             call = counts | {
                 "x": [wide],
