@@ -6,6 +6,9 @@ from dataclasses import dataclass, field, replace
 
 from engines import CLASSES, Kind
 
+# Decode steps before each sample that are not counted.
+WARM_STEPS = 2
+
 
 @dataclass(frozen=True)
 class Decode:
@@ -36,7 +39,7 @@ class Session:
     @property
     def max_length(self) -> int:
         """The longest sequence: prompt, warming up, and all rounds."""
-        longest = [case.prompt + (self.rounds + 1) * case.steps + 8 for case in self.decode]
+        longest = [case.prompt + (self.rounds + 1) * (case.steps + WARM_STEPS) + 8 for case in self.decode]
         return max([*longest, *(length + 8 for length in self.prefill)])
 
 

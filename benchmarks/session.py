@@ -14,7 +14,7 @@ import models
 import workers
 from bounds import Roofline, Shape
 from engines import Kind
-from plan import Decode, Session
+from plan import WARM_STEPS, Decode, Session
 from results import Samples
 
 AGREE_TOKENS = 24
@@ -183,6 +183,7 @@ class Sitting:
         for _ in range(self.session.rounds):
             self.roof.sample()
             for kind in self._order():
+                self._ask(kind, "decode", _nothing, steps=WARM_STEPS)  # another engine's weights are in the caches
                 self._ask(kind, "decode", note, steps=case.steps)
         for kind in list(self.workers):
             self._ask(kind, "end", _nothing)

@@ -10,6 +10,7 @@
 
 #include "acl/launch.h"
 #include "kernels/attention.h"
+#include "opapi/work.h"
 #include "torch/device.h"
 
 namespace aloft {
@@ -130,6 +131,7 @@ class Decode {
         }
     }
     problem_.sequences = sequences_.data();
+    note_attention(problem_);
     attention_forward(problem_);
     return kOk;
   }

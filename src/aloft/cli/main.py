@@ -159,7 +159,7 @@ def profile(
     prefill: Annotated[int, typer.Option(min=1, help="Length of the prompt whose prefill is timed.")] = 512,
     steps: Annotated[int, typer.Option(min=1, help="Decode steps timed.")] = 16,
     dtype: Annotated[str, typer.Option(help="bfloat16, float16 or float32.")] = "bfloat16",
-    eager: Annotated[bool, typer.Option("--eager", help="Without captured graphs and asynchronous scheduling.")] = False,
+    eager: Annotated[bool, typer.Option("--eager", help="No captured graphs, no asynchronous scheduling.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print a JSON object instead of tables.")] = False,
 ) -> None:
     """Show where the time of a step goes, by operator and by part of the engine, on the present runtime."""
