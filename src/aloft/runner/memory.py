@@ -156,7 +156,7 @@ def activation_bytes(vllm_config: VllmConfig, device: torch.device, profile: Cal
     rows = min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
     # float32 logits, probabilities, noise and a sorted copy with its int64 indices
     sampler = rows * vllm_config.model_config.get_vocab_size() * (4 * 4 + 8)
-    captured = 0
+    captured = 0.0
     if sizes := vllm_config.compilation_config.cudagraph_capture_sizes:  # captured steps keep memory of their own
         largest = min(max(sizes), scheduler.max_num_seqs)
         captured = first + per_token * largest + largest * vllm_config.model_config.get_vocab_size() * 4
