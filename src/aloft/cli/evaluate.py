@@ -67,6 +67,7 @@ def evaluate(model: Path, settings: EvalSettings) -> int:
 def _score(model: Path, settings: EvalSettings, quantization: Any, kv_cache_dtype: Any) -> Any:
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    os.environ["VLLM_LOGGING_STREAM"] = "ext://sys.stderr"  # standard output is for the result
     from rich.console import Console
     from rich.progress import Progress
     from vllm import LLM

@@ -11,6 +11,7 @@ import torch
 from aloft.quantizer import grid as grids
 from aloft.quantizer.decoder import STAGES, submodule
 from aloft.quantizer.gptq import round_with_feedback
+from aloft.quantizer.online import OnlineTurn, round_inputs
 from aloft.quantizer.recipe import STATIC, Recipe
 from aloft.quantizer.statistics import StageInputs
 
@@ -47,7 +48,7 @@ def quantize_linear(
 
 
 def quantize_block(
-    layer: Any, inputs: dict[str, StageInputs] | None, choose: Callable[[str], Recipe | None]
+    layer: Any, inputs: dict[str, StageInputs] | None, choose: Callable[[str], Recipe | None], seed: int = 0
 ) -> dict[str, Quantized]:
     """Quantizes a block's linear layers and leaves them computing what the quantized ones will.
 
@@ -56,20 +57,28 @@ def quantize_block(
     made: dict[str, Quantized] = {}
     for stage, (names, _) in STAGES.items():
         here = None if inputs is None else inputs[stage]
+        turn: OnlineTurn | None = None
         for name in names:
             recipe = choose(name)
             if recipe is None:
                 continue
             module = submodule(layer, name)
-            original = module.weight.data.float()
-            codes, grid = quantize_linear(original, recipe, here)
+            original, seen = module.weight.data.float(), here
+            if recipe.kronecker:
+                assert here is not None
+                turn = turn or OnlineTurn.make(here, seed)
+                original, seen = turn.weight(original), turn.turned(here)
+            codes, grid = quantize_linear(original, recipe, seen)
             value = grid.value(codes)
-            entry = Quantized(codes, grid, recipe, _error(value - original, original, here))
+            entry = Quantized(codes, grid, recipe, _error(value - original, original, seen))
+            if recipe.kronecker:
+                assert turn is not None
+                entry.left, entry.right, entry.clip = turn.left, turn.right, turn.clip
             if recipe.activations == STATIC:
                 assert here is not None
                 entry.input_scale, entry.input_offset = static_range(here, recipe.symmetric_inputs)
             module.weight.data = value.to(torch.bfloat16)
-            _round_inputs(module, entry)
+            round_inputs(module, entry)
             made[name] = entry
     for parameter in layer.parameters():
         parameter.data = parameter.data.to(torch.bfloat16)
@@ -91,23 +100,3 @@ def static_range(inputs: StageInputs, symmetric: bool) -> tuple[float, float]:
     low, high = min(inputs.low, 0.0), max(inputs.high, 0.0)
     scale = (high - low) / 255
     return scale, float(torch.tensor(-128 - low / scale).round().clamp(-128, 127))
-
-
-def _round_inputs(module: torch.nn.Module, entry: Quantized) -> None:
-    recipe = entry.recipe
-    if recipe.activation_bits == 16:
-        return
-    top = 2 ** (recipe.activation_bits - 1) - 1
-
-    def dynamic(_: object, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor]:
-        x = args[0].float()
-        scale = (x.abs().amax(-1, keepdim=True) / top).clamp_(min=1e-12)
-        return ((torch.round(x / scale) * scale).to(args[0].dtype),)
-
-    def static(_: object, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor]:
-        scale, offset = entry.input_scale, entry.input_offset
-        assert scale is not None and offset is not None
-        codes = torch.round(args[0].float() / scale + offset).clamp_(-128, 127)
-        return (((codes - offset) * scale).to(args[0].dtype),)
-
-    module.register_forward_pre_hook(static if recipe.activations == STATIC else dynamic)

