@@ -21,6 +21,7 @@ WRITTEN = [  # scheme, format, changes, error allowed beside that of rounding ac
     ("w4a8", "modelslim", {"group": 0}),
     ("w4a8", "compressed-tensors", {"group": 32}),
 ]
+SHORT = [("w4a4", {}), ("float", {"kv": "int8"}), ("w8a8-static", {})]
 GROUPED = [("awq", 32, False, False), ("gptq", 32, True, False), ("gptq", 64, False, True)]
 
 
@@ -77,3 +78,26 @@ def test_written(scheme, form, changes, model, text, tmp_path):
 def test_grouped(method, group, symmetric, ordered, model, tmp_path):
     folder = tmp_path / "out"
     check_layers(folder, checkpoints.grouped(model, folder, method, group, symmetric, ordered), "")
+
+
+@pytest.mark.parametrize(("scheme", "changes"), SHORT)
+def test_algorithms(scheme, changes, model, text, tmp_path):
+    """The scheme's own algorithms: the engine's text scores stay near those of the float model."""
+    import inprocess
+    import tiny
+
+    from aloft.evaluation.compare import compare
+    from aloft.evaluation.scores import score
+    from aloft.quantizer import Settings, quantize
+
+    quantize(model, tmp_path / "out", Settings(scheme, samples=8, length=64, **changes), text)
+    pieces = [list(text.read_bytes()[start : start + 64]) for start in (4000, 5000)]
+    found = []
+    for folder in (model, tmp_path / "out"):
+        llm = inprocess.start(folder, max_num_seqs=2, num_gpu_blocks_override=80, enable_prefix_caching=False)
+        found.append(score(llm, pieces, 5))
+        assert (found[-1].ids < tiny.EOS).any()
+        (answer,) = llm.generate(["The square of"], use_tqdm=False)  # decode steps, captured or not
+        assert len(answer.outputs[0].token_ids) == 16
+    compared = compare(found[1], found[0])
+    assert 0 < compared.kl.value < {"w4a4": 0.5, "float": 0.2, "w8a8-static": 0.05}[scheme], compared

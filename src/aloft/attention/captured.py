@@ -124,13 +124,16 @@ def _borrowed(tensor: torch.Tensor) -> torch.Tensor:
     return _weak_ref_tensor(tensor)
 
 
-def chosen(kind: str) -> Callable[[], CapturedAttention]:
+def chosen(kind: str, int8_cache: bool = False) -> Callable[[], CapturedAttention]:
     """The class for a ``graph_attention`` setting.
 
     Raises:
-        ValueError: ``device`` on a runtime without the operator.
+        ValueError: ``device`` on a runtime without the operator, or with an int8 cache, which it does not read.
     """
-    native = paged_attention.decode_native()
+    native = paged_attention.decode_native() and not int8_cache
     if kind == "device" and not native:
-        raise ValueError("additional_config graph_attention 'device' needs an operator this runtime lacks: use 'host'.")
+        raise ValueError(
+            "additional_config graph_attention 'device' needs an operator that this runtime lacks or that does not "
+            "read int8 caches: use 'host'."
+        )
     return DeviceLengths if kind == "device" or (kind == "auto" and native) else HostLengths

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from vllm.v1.attention.backend import AttentionImpl, AttentionType
 
+from aloft.attention import int8
 from aloft.attention.cache import KVCache
 from aloft.attention.metadata import AloftAttentionMetadata
 from aloft.errors import UnsupportedFeature
@@ -71,6 +72,7 @@ class AloftAttentionImpl(AttentionImpl[AloftAttentionMetadata]):
         self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
         self.window_left = -1 if sliding_window is None else sliding_window - 1
         self.sinks = sinks
+        self.cache_scales: tuple[int8.CacheScales, int8.CacheScales] | None = None  # of an int8 cache
         self._fused_serves: dict[torch.dtype, bool] = {}
 
     def forward(  # type: ignore[override]  # the cache is a pair, see aloft.runner.kv
@@ -90,6 +92,8 @@ class AloftAttentionImpl(AttentionImpl[AloftAttentionMetadata]):
         if attn_metadata is None:  # memory profiling: no cache yet
             return output.zero_()
         if self.kv_sharing_target_layer_name is None and key is not None:
+            if self.cache_scales is not None:
+                key, value = (scales.codes(x) for scales, x in zip(self.cache_scales, (key, value), strict=True))
             _write(key, value, kv_cache, attn_metadata.slot_mapping)
         if attn_metadata.captured is not None:
             attn_metadata.captured.attend(self, query, kv_cache, attn_metadata, output)
@@ -106,6 +110,11 @@ class AloftAttentionImpl(AttentionImpl[AloftAttentionMetadata]):
             known = self.sinks is None and fused_serves(
                 dtype, self.head_size, self.num_heads, self.num_kv_heads, self.soft_cap
             )
+            if self.cache_scales is not None and not known:
+                raise UnsupportedFeature(
+                    "an int8 KV cache needs bfloat16 and the fused attention operator: head size 64 or 128, "
+                    "no soft cap, no sinks."
+                )
             self._fused_serves[dtype] = known
         return known
 
@@ -184,6 +193,7 @@ class AloftAttentionImpl(AttentionImpl[AloftAttentionMetadata]):
             "sparse_mode": _CAUSAL if window < 0 else _BAND,
             "pre_tokens": _EVERYTHING if window < 0 else window,
             "next_tokens": 0,
+            **(int8.arguments(*self.cache_scales) if self.cache_scales is not None else {}),
         }
 
 

@@ -58,7 +58,11 @@ def run(
 
 @app.command(context_settings={**_PASS_ON, "help_option_names": []})
 def ops(context: typer.Context) -> None:
-    """Run every operator against its float64 reference on the present runtime."""
+    """Run every operator against its float64 reference on the present runtime (--schemes: what quantization needs)."""
+    if context.args == ["--schemes"]:
+        from aloft.cli.schemes import schemes
+
+        raise typer.Exit(schemes())
     from aloft.ops.conformance import main as work
 
     raise typer.Exit(work(context.args))
@@ -68,7 +72,7 @@ def ops(context: typer.Context) -> None:
 def quantize(
     model: Annotated[Path, typer.Argument(help="Folder of a bfloat16 or float16 model.")],
     out: Annotated[Path, typer.Argument(help="Folder to write; an interrupted run goes on from it.")],
-    scheme: Annotated[str, typer.Option(help="w8a16, w8a8-dynamic, w8a8-static, w4a16, w4a8 or w4a4.")],
+    scheme: Annotated[str, typer.Option(help="float, w8a16, w8a8-dynamic, w8a8-static, w4a16, w4a8 or w4a4.")],
     calib: Annotated[Path | None, typer.Option(help="Calibration text, UTF-8.")] = None,
     format: Annotated[str, typer.Option(help="modelslim or compressed-tensors.")] = "modelslim",
     algorithm: Annotated[str, typer.Option(help="auto (the scheme's own), minmax, mse or gptq.")] = "auto",
@@ -76,6 +80,7 @@ def quantize(
     symmetric: Annotated[
         bool | None, typer.Option("--symmetric/--asymmetric", help="Without or with zero point.")
     ] = None,
+    kv: Annotated[str, typer.Option(help="auto, or int8: keys and values with a scale a channel.")] = "auto",
     seed: Annotated[int, typer.Option(help="Draws calibration windows and rotations.")] = 0,
     samples: Annotated[int, typer.Option(min=1, help="Calibration windows.")] = 64,
     length: Annotated[int, typer.Option(min=8, help="Tokens of a calibration window.")] = 512,
@@ -85,7 +90,7 @@ def quantize(
     from aloft.cli.quantize import Settings
     from aloft.cli.quantize import quantize as work
 
-    settings = Settings(scheme, format, algorithm, group_size, symmetric, seed, samples, length)
+    settings = Settings(scheme, format, algorithm, group_size, symmetric, seed, kv, samples, length)
     raise typer.Exit(work(model, out, settings, calib, report))
 
 

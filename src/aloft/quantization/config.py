@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import regex as re
 import torch
 from vllm.config import get_current_vllm_config_or_none
 from vllm.model_executor.layers.attention import Attention
@@ -120,6 +121,12 @@ class ModelSlimConfig(AloftQuantizationConfig):
     """ModelSlim's checkpoints say nothing in config.json: the description is a file of its own."""
 
     NAME = "ascend"
+
+    @staticmethod
+    def get_cache_scale_mapper() -> WeightsMapper:
+        return WeightsMapper(
+            orig_to_new_regex={re.compile(r"\.([kv])_proj\.kv_cache_(scale|offset)$"): r".attn.\1_cache_\2"}
+        )
 
     def maybe_update_config(self, model_name: str, hf_config: Any = None, revision: str | None = None) -> None:
         content = modelslim.find(model_name, revision)

@@ -68,6 +68,15 @@ class ModelSlimWriter:
         self.description.update({f"{name}.{part}": kind for part in made})
         return {f"{name}.{part}": tensor.contiguous() for part, tensor in made.items()}
 
+    def cache(self, name: str, key_peak: torch.Tensor, value_peak: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Symmetric int8 scales of an attention layer's keys and values, from their peaks ``[Hkv * D]``."""
+        made = {}
+        for part, peak in (("k_proj", key_peak), ("v_proj", value_peak)):
+            made[f"{name}.{part}.kv_cache_scale"] = (peak / 127).clamp(min=1e-6)
+            made[f"{name}.{part}.kv_cache_offset"] = torch.zeros_like(peak)
+        self.description.update(dict.fromkeys(made, "C8"))
+        return made
+
     def float(self, name: str) -> None:
         """Notes a tensor that stays as it is."""
         self.description[name] = FLOAT
@@ -75,7 +84,9 @@ class ModelSlimWriter:
     def finish(self, folder: Path, config: dict[str, Any]) -> dict[str, Any]:
         """Writes the description; returns config.json's content."""
         kinds = {kind for kind in self.description.values() if kind != FLOAT}
-        content: dict[str, Any] = {"model_quant_type": max(sorted(kinds), key=len) if kinds else FLOAT}
+        content: dict[str, Any] = {"model_quant_type": max(sorted(kinds - {"C8"}), key=len, default=FLOAT)}
+        if "C8" in kinds:
+            content["kv_cache_type"] = "C8"
         content |= {"version": "1.0.0", "group_size": self.group, **self.description}
         (folder / FILE).write_text(json.dumps(content, indent=1) + "\n")
         return config

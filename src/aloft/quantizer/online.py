@@ -38,7 +38,8 @@ class OnlineTurn:
 
     def weight(self, weight: torch.Tensor) -> torch.Tensor:
         """The weight ``[N, K]`` that reads turned inputs."""
-        undo = torch.kron(torch.linalg.inv(self.left.double()), torch.linalg.inv(self.right.double()).t())
+        left, right = (torch.linalg.inv(part.double()) for part in (self.left, self.right))
+        undo = torch.kron(left.contiguous(), right.t().contiguous())
         return (weight.double() @ undo).float()
 
     def turned(self, inputs: StageInputs) -> StageInputs:

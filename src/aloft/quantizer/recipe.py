@@ -32,8 +32,10 @@ class Recipe:
     symmetric_inputs: bool = False
     sensitive: tuple[str, ...] = ()
 
-    def of(self, layer: str) -> Recipe:
-        """The recipe of a linear layer, by its name in the block."""
+    def of(self, layer: str) -> Recipe | None:
+        """The recipe of a linear layer, by its name in the block; None where it stays float."""
+        if self.bits == 16:
+            return None
         if layer not in self.sensitive:
             return self
         return replace(self, scheme="w4a8", activation_bits=8, kronecker=False, sensitive=())
@@ -46,6 +48,7 @@ class Recipe:
 _RECIPES = {
     recipe.scheme: recipe
     for recipe in (
+        Recipe("float", 16),
         Recipe("w8a16", 8),
         Recipe("w8a8-dynamic", 8, activations=TOKEN, activation_bits=8, rotate=True),
         Recipe("w8a8-static", 8, activations=STATIC, activation_bits=8, rotate=True),
@@ -79,8 +82,8 @@ def recipe(scheme: str, group: int | None = None, symmetric: bool | None = None,
     if found is None:
         raise ValueError(f"--scheme must be one of {', '.join(SCHEMES)}, not {scheme!r}")
     if group is not None:
-        if found.bits == 8 and group:
-            raise ValueError(f"--group-size must be 0 for {found.scheme}: 8-bit weights have a scale a row")
+        if found.bits >= 8 and group:
+            raise ValueError(f"--group-size must be 0 for {found.scheme}: only 4-bit weights have groups")
         if group % 32:
             raise ValueError(f"--group-size must be 0 or a multiple of 32, not {group}")
         found = replace(found, group=group)

@@ -20,7 +20,7 @@ from aloft.quantizer.decoder import LINEARS, Decoder, submodule
 from aloft.quantizer.modelslim import ModelSlimWriter
 from aloft.quantizer.recipe import Recipe, recipe
 from aloft.quantizer.rotation import orthogonal
-from aloft.quantizer.statistics import Stream, advance, observe
+from aloft.quantizer.statistics import Stream, advance, cache_peaks, observe
 from aloft.quantizer.text import windows
 
 WRITERS = {"modelslim": ModelSlimWriter, "compressed-tensors": CompressedTensorsWriter}
@@ -39,6 +39,7 @@ class Settings:
     group: int | None = None
     symmetric: bool | None = None
     seed: int = 0
+    kv: str = "auto"
     samples: int = 64
     length: int = 512
 
@@ -73,9 +74,12 @@ def quantize(
     wanted = recipe(settings.scheme, settings.group, settings.symmetric, settings.algorithm)
     if settings.format not in WRITERS:
         raise ValueError(f"--format must be one of {', '.join(WRITERS)}, not {settings.format!r}")
-    if wanted.needs_text and calibration is None:
-        raise ValueError(f"the scheme {wanted.scheme} needs calibration text: --calib FILE")
-    run = _Run(Decoder(model), out, settings, wanted, Path(calibration) if wanted.needs_text and calibration else None)
+    if settings.kv not in ("auto", "int8") or (settings.kv == "int8" and settings.format != "modelslim"):
+        raise ValueError(f"--kv must be auto, or int8 with --format modelslim, not {settings.kv!r}")
+    needs_text = wanted.needs_text or settings.kv == "int8"
+    if needs_text and calibration is None:
+        raise ValueError(f"the scheme {wanted.scheme} (KV {settings.kv}) needs calibration text: --calib FILE")
+    run = _Run(Decoder(model), out, settings, wanted, Path(calibration) if needs_text and calibration else None)
     return run.go(progress)
 
 
@@ -130,6 +134,9 @@ class _Run:
             if not any(name == f"{linear}.weight" for linear in made):
                 tensors[prefix + name] = parameter.data.to(torch.bfloat16).contiguous()
                 self.writer.float(prefix + name)
+        if self.settings.kv == "int8":
+            assert stream is not None
+            tensors |= self.writer.cache(f"{prefix}self_attn", *cache_peaks(layer, stream))
         save_file(tensors, self.out / _file(index), {"format": "pt"})
         return advance(layer, stream) if stream is not None else None, rows
 
@@ -263,7 +270,8 @@ def _file(index: int) -> str:
 def _row(name: str, entry: Any) -> dict[str, Any]:
     rows, columns = entry.codes.shape
     groups = entry.grid.scale.shape[1]
-    width = 2 if entry.recipe.activation_bits == 16 else 4
+    # bytes of a scale as the operators take it
+    width = {"w8a16": 2, "w4a16": 2, "w4a8": 8}.get(entry.recipe.scheme, 4)
     parts = width * (1 if entry.recipe.symmetric else 2)
     used = rows * columns * entry.recipe.bits / 8 + rows * groups * parts
     return {
@@ -277,7 +285,7 @@ def _row(name: str, entry: Any) -> dict[str, Any]:
 
 
 def _ratio(rows: list[dict[str, Any]]) -> float:
-    return sum(row["bytes"] for row in rows) / max(1, sum(row["bytes_bfloat16"] for row in rows))
+    return sum(row["bytes"] for row in rows) / sum(row["bytes_bfloat16"] for row in rows) if rows else 1.0
 
 
 __all__ = ["LINEARS", "Result", "Settings", "quantize"]

@@ -98,6 +98,28 @@ def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         matmul.fp32_precision = before
 
 
-def _run(layer: Any, states: torch.Tensor, position: Any) -> torch.Tensor:
-    made = layer(states, position_embeddings=position, attention_mask=None)
+class _CachePeaks:
+    """Stands where a block keeps its keys and values, and notes their largest magnitudes, each ``[Hkv * D]``."""
+
+    def __init__(self) -> None:
+        self.peaks: list[torch.Tensor] = []
+
+    def update(self, key: torch.Tensor, value: torch.Tensor, *_: object, **__: object) -> tuple[Any, Any]:
+        now = [part.float().abs().amax((0, 2)).flatten() for part in (key, value)]  # from [B, Hkv, T, D]
+        self.peaks = now if not self.peaks else [torch.maximum(*pair) for pair in zip(self.peaks, now, strict=True)]
+        return key, value
+
+
+@torch.inference_mode()
+def cache_peaks(layer: torch.nn.Module, stream: Stream) -> tuple[torch.Tensor, torch.Tensor]:
+    """Largest magnitude of each key channel (after the rotary embedding) and value channel, each ``[Hkv * D]``."""
+    noted = _CachePeaks()
+    for states in stream.batches():
+        _run(layer, states, stream.position, noted)
+    key, value = noted.peaks
+    return key, value
+
+
+def _run(layer: Any, states: torch.Tensor, position: Any, cache: Any = None) -> torch.Tensor:
+    made = layer(states, position_embeddings=position, attention_mask=None, past_key_values=cache)
     return made[0] if isinstance(made, tuple) else made

@@ -7,6 +7,7 @@ layer therefore lives at two places, each half a page long.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -36,8 +37,19 @@ def layers_and_specs(vllm_config: VllmConfig) -> tuple[dict[str, KVCacheSpec], d
             continue
         spec = layer.get_kv_cache_spec(vllm_config)
         if spec is not None:
-            specs[name] = layer.get_attn_backend().customize_spec(spec) if isinstance(spec, AttentionSpec) else spec
+            specs[name] = _wanted(spec, layer) if isinstance(spec, AttentionSpec) else spec
     return specs, shared
+
+
+def _wanted(spec: AttentionSpec, layer: Any) -> AttentionSpec:
+    """The spec after the backend, and the checkpoint's quantization of the cache, had their say."""
+    made = layer.get_attn_backend().customize_spec(spec)
+    return dataclasses.replace(made, dtype=torch.int8) if has_int8({"": layer}) else made
+
+
+def has_int8(layers: dict[str, Any]) -> bool:
+    """Whether a layer keeps its keys and values as int8."""
+    return any(getattr(layer.impl, "cache_scales", None) is not None for layer in layers.values())
 
 
 def layer_spec(spec: KVCacheSpec, layer: str) -> AttentionSpec:

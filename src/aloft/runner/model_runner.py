@@ -126,7 +126,7 @@ class ModelRunner:
                 sizes,
                 self.max_num_reqs,
                 min(spec.block_size for spec in specs),
-                captured.chosen(self.config.graph_attention),
+                captured.chosen(self.config.graph_attention, kv.has_int8(kv.attention_layers(self.vllm_config))),
                 self.inputs.decode_inputs,
                 self._run_captured,
             )
