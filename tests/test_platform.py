@@ -307,3 +307,16 @@ def test_refused_worker_methods_raise_a_sentence():
     for call in (worker.sleep, worker.execute_dummy_batch, worker.list_loras, worker.compute_weight_checksums):
         with pytest.raises(UnsupportedFeature, match=r"^aloft does not support .*\.$"):
             call()
+
+
+def test_a_grammar_with_a_list_of_tokens_is_refused():
+    from vllm import SamplingParams
+    from vllm.sampling_params import StructuredOutputsParams
+
+    from aloft.platform import AloftPlatform
+
+    grammar = StructuredOutputsParams(json='{"type": "object"}')
+    AloftPlatform.validate_request(None, SamplingParams(structured_outputs=grammar))
+    AloftPlatform.validate_request(None, SamplingParams(allowed_token_ids=[1, 2]))
+    with pytest.raises(ValueError, match="structured output and allowed_token_ids cannot be combined"):
+        AloftPlatform.validate_request(None, SamplingParams(structured_outputs=grammar, allowed_token_ids=[1, 2]))

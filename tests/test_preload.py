@@ -76,7 +76,7 @@ def test_missing_libraries_are_no_reason_to_stop() -> None:
 def test_unknown_runtime_is_refused_when_torch_is_imported() -> None:
     result = _python("import torch", ALOFT_RUNTIME="npu")
     assert result.returncode != 0
-    assert "ALOFT_RUNTIME='npu' is not one of auto, cann, virtual" in result.stderr
+    assert result.stderr == "aloft: ALOFT_RUNTIME='npu' is not one of auto, cann, virtual\n"
 
 
 def test_loads_nothing_but_the_standard_library() -> None:

@@ -4,14 +4,14 @@
 
 namespace aloft {
 
-ALOFT_ACLNN(FlashAttentionScore,
-            (const aclTensor* query, const aclTensor* key, const aclTensor* value, const aclTensor* pse,
-             const aclTensor* drop_mask, const aclTensor* padding_mask, const aclTensor* atten_mask,
-             const aclIntArray* prefix, double scale, double keep_prob, int64_t pre, int64_t next, int64_t heads,
-             char* layout, int64_t inner_precise, int64_t sparse_mode, const aclTensor* softmax_max,
-             const aclTensor* softmax_sum, const aclTensor* softmax_out, const aclTensor* out),
-            (query, key, value, pse, drop_mask, padding_mask, atten_mask, prefix, scale, keep_prob, pre, next, heads,
-             layout, inner_precise, sparse_mode, softmax_max, softmax_sum, softmax_out, out)) {
+namespace {
+
+// What every version has; the rest is set by name.
+FusionAttention common(const aclTensor* query, const aclTensor* key, const aclTensor* value, const aclTensor* pse,
+                       const aclTensor* drop_mask, const aclTensor* padding_mask, const aclTensor* atten_mask,
+                       const aclIntArray* prefix, double scale, double keep_prob, int64_t pre, int64_t next,
+                       int64_t heads, char* layout, int64_t inner_precise, int64_t sparse_mode,
+                       const aclTensor* softmax_max, const aclTensor* softmax_sum, const aclTensor* out) {
   FusionAttention a;
   a.query = query;
   a.key = key;
@@ -32,6 +32,32 @@ ALOFT_ACLNN(FlashAttentionScore,
   a.softmax_max = softmax_max;
   a.softmax_sum = softmax_sum;
   a.out = out;
+  return a;
+}
+
+FusionAttentionGrad gradients(const aclTensor* dy, const aclTensor* dq, const aclTensor* dk, const aclTensor* dv,
+                              const aclTensor* dpse) {
+  FusionAttentionGrad g;
+  g.dy = dy;
+  g.dq = dq;
+  g.dk = dk;
+  g.dv = dv;
+  g.dpse = dpse;
+  return g;
+}
+
+}  // namespace
+
+ALOFT_ACLNN(FlashAttentionScore,
+            (const aclTensor* query, const aclTensor* key, const aclTensor* value, const aclTensor* pse,
+             const aclTensor* drop_mask, const aclTensor* padding_mask, const aclTensor* atten_mask,
+             const aclIntArray* prefix, double scale, double keep_prob, int64_t pre, int64_t next, int64_t heads,
+             char* layout, int64_t inner_precise, int64_t sparse_mode, const aclTensor* softmax_max,
+             const aclTensor* softmax_sum, const aclTensor* softmax_out, const aclTensor* out),
+            (query, key, value, pse, drop_mask, padding_mask, atten_mask, prefix, scale, keep_prob, pre, next, heads,
+             layout, inner_precise, sparse_mode, softmax_max, softmax_sum, softmax_out, out)) {
+  FusionAttention a = common(query, key, value, pse, drop_mask, padding_mask, atten_mask, prefix, scale, keep_prob, pre,
+                             next, heads, layout, inner_precise, sparse_mode, softmax_max, softmax_sum, out);
   return plan_fusion_attention(a);
 }
 
@@ -45,27 +71,9 @@ ALOFT_ACLNN(FlashAttentionScoreV2,
             (query, key, value, pse, drop_mask, padding_mask, atten_mask, prefix, q_start, kv_start, scale, keep_prob,
              pre, next, heads, layout, inner_precise, sparse_mode, pse_type, softmax_max, softmax_sum, softmax_out,
              out)) {
-  FusionAttention a;
-  a.query = query;
-  a.key = key;
-  a.value = value;
-  a.pse = pse;
-  a.drop_mask = drop_mask;
-  a.padding_mask = padding_mask;
-  a.atten_mask = atten_mask;
-  a.prefix = prefix;
-  a.scale = scale;
-  a.keep_prob = keep_prob;
-  a.pre = pre;
-  a.next = next;
-  a.heads = heads;
-  a.layout = layout;
-  a.inner_precise = inner_precise;
-  a.sparse_mode = sparse_mode;
+  FusionAttention a = common(query, key, value, pse, drop_mask, padding_mask, atten_mask, prefix, scale, keep_prob, pre,
+                             next, heads, layout, inner_precise, sparse_mode, softmax_max, softmax_sum, out);
   a.pse_type = pse_type;
-  a.softmax_max = softmax_max;
-  a.softmax_sum = softmax_sum;
-  a.out = out;
   return plan_fusion_attention(a);
 }
 
@@ -79,28 +87,10 @@ ALOFT_ACLNN(FlashAttentionScoreV3,
             (query, key, value, pse, drop_mask, padding_mask, atten_mask, sink, prefix, q_start, kv_start, scale,
              keep_prob, pre, next, heads, layout, inner_precise, sparse_mode, pse_type, softmax_max, softmax_sum,
              softmax_out, out)) {
-  FusionAttention a;
-  a.query = query;
-  a.key = key;
-  a.value = value;
-  a.pse = pse;
-  a.drop_mask = drop_mask;
-  a.padding_mask = padding_mask;
-  a.atten_mask = atten_mask;
+  FusionAttention a = common(query, key, value, pse, drop_mask, padding_mask, atten_mask, prefix, scale, keep_prob, pre,
+                             next, heads, layout, inner_precise, sparse_mode, softmax_max, softmax_sum, out);
   a.sink = sink;
-  a.prefix = prefix;
-  a.scale = scale;
-  a.keep_prob = keep_prob;
-  a.pre = pre;
-  a.next = next;
-  a.heads = heads;
-  a.layout = layout;
-  a.inner_precise = inner_precise;
-  a.sparse_mode = sparse_mode;
   a.pse_type = pse_type;
-  a.softmax_max = softmax_max;
-  a.softmax_sum = softmax_sum;
-  a.out = out;
   return plan_fusion_attention(a);
 }
 
@@ -114,28 +104,10 @@ ALOFT_ACLNN(FlashAttentionVarLenScore,
             (query, key, value, pse, drop_mask, padding_mask, atten_mask, prefix, q_lengths, kv_lengths, scale,
              keep_prob, pre, next, heads, layout, inner_precise, sparse_mode, softmax_max, softmax_sum, softmax_out,
              out)) {
-  FusionAttention a;
-  a.query = query;
-  a.key = key;
-  a.value = value;
-  a.pse = pse;
-  a.drop_mask = drop_mask;
-  a.padding_mask = padding_mask;
-  a.atten_mask = atten_mask;
-  a.prefix = prefix;
+  FusionAttention a = common(query, key, value, pse, drop_mask, padding_mask, atten_mask, prefix, scale, keep_prob, pre,
+                             next, heads, layout, inner_precise, sparse_mode, softmax_max, softmax_sum, out);
   a.q_lengths = q_lengths;
   a.kv_lengths = kv_lengths;
-  a.scale = scale;
-  a.keep_prob = keep_prob;
-  a.pre = pre;
-  a.next = next;
-  a.heads = heads;
-  a.layout = layout;
-  a.inner_precise = inner_precise;
-  a.sparse_mode = sparse_mode;
-  a.softmax_max = softmax_max;
-  a.softmax_sum = softmax_sum;
-  a.out = out;
   return plan_fusion_attention(a);
 }
 
@@ -150,29 +122,11 @@ ALOFT_ACLNN(FlashAttentionVarLenScoreV2,
             (query, key, value, pse, drop_mask, padding_mask, atten_mask, prefix, q_lengths, kv_lengths, q_start,
              kv_start, scale, keep_prob, pre, next, heads, layout, inner_precise, sparse_mode, pse_type, softmax_max,
              softmax_sum, softmax_out, out)) {
-  FusionAttention a;
-  a.query = query;
-  a.key = key;
-  a.value = value;
-  a.pse = pse;
-  a.drop_mask = drop_mask;
-  a.padding_mask = padding_mask;
-  a.atten_mask = atten_mask;
-  a.prefix = prefix;
+  FusionAttention a = common(query, key, value, pse, drop_mask, padding_mask, atten_mask, prefix, scale, keep_prob, pre,
+                             next, heads, layout, inner_precise, sparse_mode, softmax_max, softmax_sum, out);
   a.q_lengths = q_lengths;
   a.kv_lengths = kv_lengths;
-  a.scale = scale;
-  a.keep_prob = keep_prob;
-  a.pre = pre;
-  a.next = next;
-  a.heads = heads;
-  a.layout = layout;
-  a.inner_precise = inner_precise;
-  a.sparse_mode = sparse_mode;
   a.pse_type = pse_type;
-  a.softmax_max = softmax_max;
-  a.softmax_sum = softmax_sum;
-  a.out = out;
   return plan_fusion_attention(a);
 }
 
@@ -187,31 +141,13 @@ ALOFT_ACLNN(FlashAttentionVarLenScoreV3,
             (query, query_rope, key, key_rope, value, pse, drop_mask, padding_mask, atten_mask, prefix, q_lengths,
              kv_lengths, q_start, kv_start, scale, keep_prob, pre, next, heads, layout, inner_precise, sparse_mode,
              pse_type, softmax_max, softmax_sum, softmax_out, out)) {
-  FusionAttention a;
-  a.query = query;
-  a.key = key;
-  a.value = value;
+  FusionAttention a = common(query, key, value, pse, drop_mask, padding_mask, atten_mask, prefix, scale, keep_prob, pre,
+                             next, heads, layout, inner_precise, sparse_mode, softmax_max, softmax_sum, out);
   a.query_rope = query_rope;
   a.key_rope = key_rope;
-  a.pse = pse;
-  a.drop_mask = drop_mask;
-  a.padding_mask = padding_mask;
-  a.atten_mask = atten_mask;
-  a.prefix = prefix;
   a.q_lengths = q_lengths;
   a.kv_lengths = kv_lengths;
-  a.scale = scale;
-  a.keep_prob = keep_prob;
-  a.pre = pre;
-  a.next = next;
-  a.heads = heads;
-  a.layout = layout;
-  a.inner_precise = inner_precise;
-  a.sparse_mode = sparse_mode;
   a.pse_type = pse_type;
-  a.softmax_max = softmax_max;
-  a.softmax_sum = softmax_sum;
-  a.out = out;
   return plan_fusion_attention(a);
 }
 
@@ -225,29 +161,11 @@ ALOFT_ACLNN(FlashAttentionVarLenScoreV4,
             (query, key, value, pse, drop_mask, padding_mask, atten_mask, prefix, q_lengths, kv_lengths, scale,
              keep_prob, pre, next, heads, layout, inner_precise, sparse_mode, softmax_layout, softmax_max, softmax_sum,
              softmax_out, out)) {
-  FusionAttention a;
-  a.query = query;
-  a.key = key;
-  a.value = value;
-  a.pse = pse;
-  a.drop_mask = drop_mask;
-  a.padding_mask = padding_mask;
-  a.atten_mask = atten_mask;
-  a.prefix = prefix;
+  FusionAttention a = common(query, key, value, pse, drop_mask, padding_mask, atten_mask, prefix, scale, keep_prob, pre,
+                             next, heads, layout, inner_precise, sparse_mode, softmax_max, softmax_sum, out);
   a.q_lengths = q_lengths;
   a.kv_lengths = kv_lengths;
-  a.scale = scale;
-  a.keep_prob = keep_prob;
-  a.pre = pre;
-  a.next = next;
-  a.heads = heads;
-  a.layout = layout;
-  a.inner_precise = inner_precise;
-  a.sparse_mode = sparse_mode;
   a.softmax_layout = softmax_layout;
-  a.softmax_max = softmax_max;
-  a.softmax_sum = softmax_sum;
-  a.out = out;
   return plan_fusion_attention(a);
 }
 
@@ -263,33 +181,15 @@ ALOFT_ACLNN(FlashAttentionVarLenScoreV5,
             (query, query_rope, key, key_rope, value, pse, drop_mask, padding_mask, atten_mask, sink, prefix, q_lengths,
              kv_lengths, q_start, kv_start, scale, keep_prob, pre, next, heads, layout, inner_precise, sparse_mode,
              pse_type, softmax_layout, softmax_max, softmax_sum, softmax_out, out)) {
-  FusionAttention a;
-  a.query = query;
-  a.key = key;
-  a.value = value;
+  FusionAttention a = common(query, key, value, pse, drop_mask, padding_mask, atten_mask, prefix, scale, keep_prob, pre,
+                             next, heads, layout, inner_precise, sparse_mode, softmax_max, softmax_sum, out);
   a.query_rope = query_rope;
   a.key_rope = key_rope;
-  a.pse = pse;
-  a.drop_mask = drop_mask;
-  a.padding_mask = padding_mask;
-  a.atten_mask = atten_mask;
   a.sink = sink;
-  a.prefix = prefix;
   a.q_lengths = q_lengths;
   a.kv_lengths = kv_lengths;
-  a.scale = scale;
-  a.keep_prob = keep_prob;
-  a.pre = pre;
-  a.next = next;
-  a.heads = heads;
-  a.layout = layout;
-  a.inner_precise = inner_precise;
-  a.sparse_mode = sparse_mode;
   a.pse_type = pse_type;
   a.softmax_layout = softmax_layout;
-  a.softmax_max = softmax_max;
-  a.softmax_sum = softmax_sum;
-  a.out = out;
   return plan_fusion_attention(a);
 }
 
@@ -302,32 +202,9 @@ ALOFT_ACLNN(FlashAttentionScoreGrad,
              int64_t sparse_mode, const aclTensor* dq, const aclTensor* dk, const aclTensor* dv, const aclTensor* dpse),
             (query, key, value, dy, pse, drop_mask, padding_mask, atten_mask, softmax_max, softmax_sum, softmax_in, out,
              prefix, scale, keep_prob, pre, next, heads, layout, inner_precise, sparse_mode, dq, dk, dv, dpse)) {
-  FusionAttention a;
-  a.query = query;
-  a.key = key;
-  a.value = value;
-  a.pse = pse;
-  a.drop_mask = drop_mask;
-  a.padding_mask = padding_mask;
-  a.atten_mask = atten_mask;
-  a.prefix = prefix;
-  a.scale = scale;
-  a.keep_prob = keep_prob;
-  a.pre = pre;
-  a.next = next;
-  a.heads = heads;
-  a.layout = layout;
-  a.inner_precise = inner_precise;
-  a.sparse_mode = sparse_mode;
-  a.softmax_max = softmax_max;
-  a.softmax_sum = softmax_sum;
-  a.out = out;
-  FusionAttentionGrad g;
-  g.dy = dy;
-  g.dq = dq;
-  g.dk = dk;
-  g.dv = dv;
-  g.dpse = dpse;
+  FusionAttention a = common(query, key, value, pse, drop_mask, padding_mask, atten_mask, prefix, scale, keep_prob, pre,
+                             next, heads, layout, inner_precise, sparse_mode, softmax_max, softmax_sum, out);
+  FusionAttentionGrad g = gradients(dy, dq, dk, dv, dpse);
   return plan_fusion_attention_grad(a, g);
 }
 
@@ -342,33 +219,10 @@ ALOFT_ACLNN(FlashAttentionScoreGradV2,
             (query, key, value, dy, pse, drop_mask, padding_mask, atten_mask, softmax_max, softmax_sum, softmax_in, out,
              prefix, q_start, kv_start, scale, keep_prob, pre, next, heads, layout, inner_precise, sparse_mode,
              pse_type, dq, dk, dv, dpse)) {
-  FusionAttention a;
-  a.query = query;
-  a.key = key;
-  a.value = value;
-  a.pse = pse;
-  a.drop_mask = drop_mask;
-  a.padding_mask = padding_mask;
-  a.atten_mask = atten_mask;
-  a.prefix = prefix;
-  a.scale = scale;
-  a.keep_prob = keep_prob;
-  a.pre = pre;
-  a.next = next;
-  a.heads = heads;
-  a.layout = layout;
-  a.inner_precise = inner_precise;
-  a.sparse_mode = sparse_mode;
+  FusionAttention a = common(query, key, value, pse, drop_mask, padding_mask, atten_mask, prefix, scale, keep_prob, pre,
+                             next, heads, layout, inner_precise, sparse_mode, softmax_max, softmax_sum, out);
   a.pse_type = pse_type;
-  a.softmax_max = softmax_max;
-  a.softmax_sum = softmax_sum;
-  a.out = out;
-  FusionAttentionGrad g;
-  g.dy = dy;
-  g.dq = dq;
-  g.dk = dk;
-  g.dv = dv;
-  g.dpse = dpse;
+  FusionAttentionGrad g = gradients(dy, dq, dk, dv, dpse);
   return plan_fusion_attention_grad(a, g);
 }
 
@@ -384,34 +238,11 @@ ALOFT_ACLNN(FlashAttentionScoreGradV3,
             (query, key, value, dy, pse, drop_mask, padding_mask, atten_mask, softmax_max, softmax_sum, softmax_in, out,
              sink, prefix, q_start, kv_start, scale, keep_prob, pre, next, heads, layout, inner_precise, sparse_mode,
              pse_type, dq, dk, dv, dpse, dsink)) {
-  FusionAttention a;
-  a.query = query;
-  a.key = key;
-  a.value = value;
-  a.pse = pse;
-  a.drop_mask = drop_mask;
-  a.padding_mask = padding_mask;
-  a.atten_mask = atten_mask;
+  FusionAttention a = common(query, key, value, pse, drop_mask, padding_mask, atten_mask, prefix, scale, keep_prob, pre,
+                             next, heads, layout, inner_precise, sparse_mode, softmax_max, softmax_sum, out);
   a.sink = sink;
-  a.prefix = prefix;
-  a.scale = scale;
-  a.keep_prob = keep_prob;
-  a.pre = pre;
-  a.next = next;
-  a.heads = heads;
-  a.layout = layout;
-  a.inner_precise = inner_precise;
-  a.sparse_mode = sparse_mode;
   a.pse_type = pse_type;
-  a.softmax_max = softmax_max;
-  a.softmax_sum = softmax_sum;
-  a.out = out;
-  FusionAttentionGrad g;
-  g.dy = dy;
-  g.dq = dq;
-  g.dk = dk;
-  g.dv = dv;
-  g.dpse = dpse;
+  FusionAttentionGrad g = gradients(dy, dq, dk, dv, dpse);
   g.dsink = dsink;
   return plan_fusion_attention_grad(a, g);
 }
@@ -427,34 +258,11 @@ ALOFT_ACLNN(FlashAttentionUnpaddingScoreGrad,
             (query, key, value, dy, pse, drop_mask, padding_mask, atten_mask, softmax_max, softmax_sum, softmax_in, out,
              prefix, q_lengths, kv_lengths, scale, keep_prob, pre, next, heads, layout, inner_precise, sparse_mode, dq,
              dk, dv, dpse)) {
-  FusionAttention a;
-  a.query = query;
-  a.key = key;
-  a.value = value;
-  a.pse = pse;
-  a.drop_mask = drop_mask;
-  a.padding_mask = padding_mask;
-  a.atten_mask = atten_mask;
-  a.prefix = prefix;
+  FusionAttention a = common(query, key, value, pse, drop_mask, padding_mask, atten_mask, prefix, scale, keep_prob, pre,
+                             next, heads, layout, inner_precise, sparse_mode, softmax_max, softmax_sum, out);
   a.q_lengths = q_lengths;
   a.kv_lengths = kv_lengths;
-  a.scale = scale;
-  a.keep_prob = keep_prob;
-  a.pre = pre;
-  a.next = next;
-  a.heads = heads;
-  a.layout = layout;
-  a.inner_precise = inner_precise;
-  a.sparse_mode = sparse_mode;
-  a.softmax_max = softmax_max;
-  a.softmax_sum = softmax_sum;
-  a.out = out;
-  FusionAttentionGrad g;
-  g.dy = dy;
-  g.dq = dq;
-  g.dk = dk;
-  g.dv = dv;
-  g.dpse = dpse;
+  FusionAttentionGrad g = gradients(dy, dq, dk, dv, dpse);
   return plan_fusion_attention_grad(a, g);
 }
 
@@ -470,35 +278,12 @@ ALOFT_ACLNN(FlashAttentionUnpaddingScoreGradV2,
             (query, key, value, dy, pse, drop_mask, padding_mask, atten_mask, softmax_max, softmax_sum, softmax_in, out,
              prefix, q_lengths, kv_lengths, q_start, kv_start, scale, keep_prob, pre, next, heads, layout,
              inner_precise, sparse_mode, pse_type, dq, dk, dv, dpse)) {
-  FusionAttention a;
-  a.query = query;
-  a.key = key;
-  a.value = value;
-  a.pse = pse;
-  a.drop_mask = drop_mask;
-  a.padding_mask = padding_mask;
-  a.atten_mask = atten_mask;
-  a.prefix = prefix;
+  FusionAttention a = common(query, key, value, pse, drop_mask, padding_mask, atten_mask, prefix, scale, keep_prob, pre,
+                             next, heads, layout, inner_precise, sparse_mode, softmax_max, softmax_sum, out);
   a.q_lengths = q_lengths;
   a.kv_lengths = kv_lengths;
-  a.scale = scale;
-  a.keep_prob = keep_prob;
-  a.pre = pre;
-  a.next = next;
-  a.heads = heads;
-  a.layout = layout;
-  a.inner_precise = inner_precise;
-  a.sparse_mode = sparse_mode;
   a.pse_type = pse_type;
-  a.softmax_max = softmax_max;
-  a.softmax_sum = softmax_sum;
-  a.out = out;
-  FusionAttentionGrad g;
-  g.dy = dy;
-  g.dq = dq;
-  g.dk = dk;
-  g.dv = dv;
-  g.dpse = dpse;
+  FusionAttentionGrad g = gradients(dy, dq, dk, dv, dpse);
   return plan_fusion_attention_grad(a, g);
 }
 
@@ -515,39 +300,16 @@ ALOFT_ACLNN(FlashAttentionUnpaddingScoreGradV3,
             (query, query_rope, key, key_rope, value, dy, pse, drop_mask, padding_mask, atten_mask, softmax_max,
              softmax_sum, softmax_in, out, prefix, q_lengths, kv_lengths, q_start, kv_start, scale, keep_prob, pre,
              next, heads, layout, inner_precise, sparse_mode, pse_type, dq, dq_rope, dk, dk_rope, dv, dpse)) {
-  FusionAttention a;
-  a.query = query;
-  a.key = key;
-  a.value = value;
+  FusionAttention a = common(query, key, value, pse, drop_mask, padding_mask, atten_mask, prefix, scale, keep_prob, pre,
+                             next, heads, layout, inner_precise, sparse_mode, softmax_max, softmax_sum, out);
   a.query_rope = query_rope;
   a.key_rope = key_rope;
-  a.pse = pse;
-  a.drop_mask = drop_mask;
-  a.padding_mask = padding_mask;
-  a.atten_mask = atten_mask;
-  a.prefix = prefix;
   a.q_lengths = q_lengths;
   a.kv_lengths = kv_lengths;
-  a.scale = scale;
-  a.keep_prob = keep_prob;
-  a.pre = pre;
-  a.next = next;
-  a.heads = heads;
-  a.layout = layout;
-  a.inner_precise = inner_precise;
-  a.sparse_mode = sparse_mode;
   a.pse_type = pse_type;
-  a.softmax_max = softmax_max;
-  a.softmax_sum = softmax_sum;
-  a.out = out;
-  FusionAttentionGrad g;
-  g.dy = dy;
-  g.dq = dq;
-  g.dk = dk;
-  g.dv = dv;
+  FusionAttentionGrad g = gradients(dy, dq, dk, dv, dpse);
   g.dq_rope = dq_rope;
   g.dk_rope = dk_rope;
-  g.dpse = dpse;
   return plan_fusion_attention_grad(a, g);
 }
 
@@ -562,35 +324,12 @@ ALOFT_ACLNN(FlashAttentionUnpaddingScoreGradV4,
             (query, key, value, dy, pse, drop_mask, padding_mask, atten_mask, softmax_max, softmax_sum, softmax_in, out,
              prefix, q_lengths, kv_lengths, scale, keep_prob, pre, next, heads, layout, inner_precise, sparse_mode, dq,
              dk, dv, dpse, softmax_layout)) {
-  FusionAttention a;
-  a.query = query;
-  a.key = key;
-  a.value = value;
-  a.pse = pse;
-  a.drop_mask = drop_mask;
-  a.padding_mask = padding_mask;
-  a.atten_mask = atten_mask;
-  a.prefix = prefix;
+  FusionAttention a = common(query, key, value, pse, drop_mask, padding_mask, atten_mask, prefix, scale, keep_prob, pre,
+                             next, heads, layout, inner_precise, sparse_mode, softmax_max, softmax_sum, out);
   a.q_lengths = q_lengths;
   a.kv_lengths = kv_lengths;
-  a.scale = scale;
-  a.keep_prob = keep_prob;
-  a.pre = pre;
-  a.next = next;
-  a.heads = heads;
-  a.layout = layout;
-  a.inner_precise = inner_precise;
-  a.sparse_mode = sparse_mode;
   a.softmax_layout = softmax_layout;
-  a.softmax_max = softmax_max;
-  a.softmax_sum = softmax_sum;
-  a.out = out;
-  FusionAttentionGrad g;
-  g.dy = dy;
-  g.dq = dq;
-  g.dk = dk;
-  g.dv = dv;
-  g.dpse = dpse;
+  FusionAttentionGrad g = gradients(dy, dq, dk, dv, dpse);
   return plan_fusion_attention_grad(a, g);
 }
 
@@ -608,41 +347,18 @@ ALOFT_ACLNN(FlashAttentionUnpaddingScoreGradV5,
              softmax_sum, softmax_in, out, sink, prefix, q_lengths, kv_lengths, q_start, kv_start, scale, keep_prob,
              pre, next, heads, layout, inner_precise, sparse_mode, pse_type, softmax_layout, dq, dq_rope, dk, dk_rope,
              dv, dpse, dsink)) {
-  FusionAttention a;
-  a.query = query;
-  a.key = key;
-  a.value = value;
+  FusionAttention a = common(query, key, value, pse, drop_mask, padding_mask, atten_mask, prefix, scale, keep_prob, pre,
+                             next, heads, layout, inner_precise, sparse_mode, softmax_max, softmax_sum, out);
   a.query_rope = query_rope;
   a.key_rope = key_rope;
-  a.pse = pse;
-  a.drop_mask = drop_mask;
-  a.padding_mask = padding_mask;
-  a.atten_mask = atten_mask;
   a.sink = sink;
-  a.prefix = prefix;
   a.q_lengths = q_lengths;
   a.kv_lengths = kv_lengths;
-  a.scale = scale;
-  a.keep_prob = keep_prob;
-  a.pre = pre;
-  a.next = next;
-  a.heads = heads;
-  a.layout = layout;
-  a.inner_precise = inner_precise;
-  a.sparse_mode = sparse_mode;
   a.pse_type = pse_type;
   a.softmax_layout = softmax_layout;
-  a.softmax_max = softmax_max;
-  a.softmax_sum = softmax_sum;
-  a.out = out;
-  FusionAttentionGrad g;
-  g.dy = dy;
-  g.dq = dq;
-  g.dk = dk;
-  g.dv = dv;
+  FusionAttentionGrad g = gradients(dy, dq, dk, dv, dpse);
   g.dq_rope = dq_rope;
   g.dk_rope = dk_rope;
-  g.dpse = dpse;
   g.dsink = dsink;
   return plan_fusion_attention_grad(a, g);
 }

@@ -277,6 +277,11 @@ ALOFT_ACLNN(InplaceBaddbmm,
             (const aclTensor* self, const aclTensor* batch1, const aclTensor* batch2, const aclScalar* beta,
              const aclScalar* alpha, int8_t cube_math_type),
             (self, batch1, batch2, beta, alpha, cube_math_type)) {
+  // aclnnBatchMatMul and aclnnBaddbmm broadcast a batch of one, this one does not (their documents).
+  const Tensor A = in("batch1", batch1), B = in("batch2", batch2, Layout::Any);
+  ALOFT_REQUIRE(A.ndim != 3 || B.ndim != 3 || A.size(0) == B.size(0),
+                "batch1 %s and batch2 %s must have the same batch size: it is not broadcast in place",
+                A.shape_text().c_str(), B.shape_text().c_str());
   return plan_sum(self, "batch1", batch1, "batch2", batch2, beta, alpha, self, 3);
 }
 

@@ -284,7 +284,13 @@ class AloftPlatform(Platform):
 
     @classmethod
     def validate_request(cls, processed_inputs: Any, params: Any) -> None:
-        """Every sampling parameter vLLM accepts is served."""
+        """Raises ValueError (an HTTP 400) for parameters that cannot be served together."""
+        # A grammar and a list of tokens can leave no token to sample, which vLLM reports as its own failure.
+        if getattr(params, "structured_outputs", None) is not None and getattr(params, "allowed_token_ids", None):
+            raise ValueError(
+                "structured output and allowed_token_ids cannot be combined: the tokens the grammar needs may not be "
+                "among those allowed; use one of them."
+            )
 
 
 def _npu() -> Any:

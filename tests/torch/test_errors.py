@@ -108,7 +108,10 @@ def test_a_failed_operator_leaves_the_device_usable() -> None:
     torch.npu.synchronize()
 
 
-def test_the_profiler_says_that_it_collects_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_profiler_says_that_it_collects_nothing(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # torch_npu leaves a folder where the program runs
     trace = tmp_path / "trace.json"
     with torch_npu.profiler.profile() as profile:
         got = (torch.ones(2, 2, device="npu") @ torch.ones(2, 2, device="npu")).cpu()

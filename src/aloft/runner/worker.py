@@ -232,7 +232,11 @@ class AloftWorker(WorkerBase):
         self._refuse("LoRA", "--enable-lora")
 
     def sleep(self, level: int = 1) -> None:
-        self._refuse("sleep mode", "--enable-sleep-mode")
+        """Refused; vLLM has paused its scheduler before it asks, and only a wake-up makes it go on."""
+        raise UnsupportedFeature(
+            "aloft does not support sleep mode yet (--enable-sleep-mode). The scheduler is paused by now: "
+            "POST /wake_up, or LLM.wake_up(), resumes it."
+        )
 
     def wake_up(self, tags: list[str] | None = None) -> None:
         self._refuse("sleep mode", "--enable-sleep-mode")

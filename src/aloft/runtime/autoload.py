@@ -23,10 +23,14 @@ def virtual() -> bool:
 def load() -> None:
     """Imports torch_npu and installs the route over its operators. Idempotent.
 
-    Raises ImportError when torch_npu is installed but cannot be imported, RuntimeError when the route
-    cannot be installed, and ValueError when ALOFT_RUNTIME is none of its values.
+    Raises ImportError when torch_npu is installed but cannot be imported and RuntimeError when the route
+    cannot be installed. Ends the process with one line when ALOFT_RUNTIME is none of its values: torch would
+    wrap any other exception in its own, two traces long.
     """
-    runtime_choice()
+    try:
+        runtime_choice()
+    except ValueError as error:
+        raise SystemExit(f"aloft: {error}") from None
     if importlib.util.find_spec("torch_npu") is None:
         return  # nothing to serve; `aloft doctor` says so
     import torch_npu  # noqa: F401
