@@ -1,7 +1,6 @@
 #include "kernels/attention.h"
 
 #include <algorithm>
-#include <memory>
 #include <vector>
 
 #include "kernels/attention_tile.h"
@@ -12,6 +11,9 @@ namespace aloft {
 
 const AttentionKernels& attention_kernels() {
 #if defined(__x86_64__)
+#if defined(ALOFT_WITH_AMX)
+  if (isa() >= Isa::Amx) return kAttentionAmx;
+#endif
   if (isa() >= Isa::Avx512) return kAttentionAvx512;
   if (isa() == Isa::Avx2) return kAttentionAvx2;
 #endif
@@ -26,6 +28,19 @@ struct Merge {  // the first of `splits` tasks over the same rows, one head
   size_t place;
 };
 
+// A call cut into tasks. Kept by the thread: a decode step makes one call a layer.
+struct Plan {
+  std::vector<AttentionTask> tasks;
+  std::vector<size_t> places;  // of a task's partial result, plus one; 0: it has none
+  std::vector<Merge> merges;
+  std::vector<float> partial;
+  int64_t bytes = 0;  // of keys and values, as often as they are passed over
+};
+
+// Below this a second thread is not worth waking: about three microseconds of reading.
+constexpr int64_t kWorthSharing = 40 << 10;
+constexpr size_t kKeptFloats = size_t{1} << 20;
+
 // Keys the rows [row0, row0 + rows) may see, as [begin, end).
 void visible_keys(const AttentionSequence& s, int64_t group, int64_t row0, int64_t rows, int64_t* begin, int64_t* end) {
   const int64_t first = row0 / group, last = (row0 + rows - 1) / group;
@@ -34,74 +49,119 @@ void visible_keys(const AttentionSequence& s, int64_t group, int64_t row0, int64
   if (*end < *begin) *end = *begin;
 }
 
-// How many key-value heads a task of few rows takes: all when there are enough tasks, since a token's heads lie
-// side by side in memory. Has no influence on the results.
-int64_t heads_of_task(const AttentionProblem& p, int64_t group) {
-  int64_t units = 0;
-  for (int64_t b = 0; b < p.count; ++b) {
-    const AttentionSequence& s = p.sequences[b];
-    if (s.q_len && s.q_len * group <= kDotRows) units += s.kv_len / kSplitKeys + 1;
-  }
-  const int64_t wanted = 2 * num_threads();
-  return units ? std::max<int64_t>(1, p.kv_heads * units / std::max(units, wanted)) : 1;
+int64_t key_bytes(const AttentionProblem& p) {
+  const bool wide = p.kv == AttentionKv::F32 || (p.kv == AttentionKv::Same && p.type == AttentionType::F32);
+  return (p.d + p.d_rope + p.d_v) * (wide ? 4 : (p.kv == AttentionKv::Int8 ? 1 : 2));
 }
 
-}  // namespace
+// How many key-value heads a task of few rows takes: all when there are enough tasks, since a token's heads lie
+// side by side in memory, or when there is so little to do that one thread does it. Has no influence on the results.
+int64_t heads_of_task(const AttentionProblem& p, int64_t group) {
+  int64_t units = 0, keys = 0;
+  for (int64_t b = 0; b < p.count; ++b) {
+    const AttentionSequence& s = p.sequences[b];
+    if (!s.q_len || s.q_len * group > kDotRows) continue;
+    keys += s.kv_len;
+    units += s.kv_len / kSplitKeys + 1;
+  }
+  if (!units || keys * p.kv_heads * key_bytes(p) < kWorthSharing) return p.kv_heads;
+  const int64_t wanted = 2 * num_threads();
+  return std::max<int64_t>(1, p.kv_heads * units / std::max(units, wanted));
+}
 
-void attention_forward(const AttentionProblem& p) {
-  const AttentionKernels& kernels = attention_kernels();
+// Rows of a block: large blocks read keys and values less often, small ones keep the threads busy.
+int64_t rows_of_block(const AttentionProblem& p, const AttentionKernels& kernels, int64_t group, int64_t rows) {
+  if (p.type != AttentionType::BF16 || p.kv != AttentionKv::Same || p.drop_mask || kernels.block_rows == kBlockRows) {
+    if (rows <= kBlockRows + kBlockRows / 3) return rows;
+    return std::max<int64_t>(1, kBlockRows / group) * group;
+  }
+  const int64_t wanted = 3 * num_threads();
+  int64_t block = kernels.block_rows;
+  while (block > 32 && (rows + block - 1) / block * p.kv_heads * p.count < wanted) block /= 2;
+  return block;
+}
+
+// Cuts of a sequence's keys [begin, end): equal parts of whole tiles, by the length alone, so that a row's bits depend
+// neither on the rest of the call nor on the number of threads.
+int64_t keys_of_part(int64_t keys) {
+  const int64_t parts = (keys + kSplitKeys - 1) / kSplitKeys;
+  return attention_pad((keys + parts - 1) / parts, kKeyTile);
+}
+
+void make_plan(const AttentionProblem& p, const AttentionKernels& kernels, Plan* plan) {
   const int64_t group = p.heads / p.kv_heads, row_size = attention_partial_row(p);
   const int64_t few_heads = heads_of_task(p, group);
-  std::vector<AttentionTask> tasks;
-  std::vector<size_t> places;  // of a task's partial result, plus one; 0: it has none
-  std::vector<Merge> merges;
+  plan->tasks.clear(), plan->places.clear(), plan->merges.clear();
+  plan->bytes = 0;
   size_t floats = 0;
   for (int64_t b = 0; b < p.count; ++b) {
     const AttentionSequence& s = p.sequences[b];
     const int64_t rows = s.q_len * group;
-    // Blocks and cuts follow from this sequence alone, so that a row's bits do not depend on the batch.
-    int64_t block = rows;
-    if (rows > kBlockRows + kBlockRows / 3) block = std::max<int64_t>(1, kBlockRows / group) * group;
-    const int64_t task_heads = rows <= kDotRows ? few_heads : 1;
+    if (rows == 0) continue;
+    const bool few = rows <= kDotRows;
+    const int64_t block = few ? rows : rows_of_block(p, kernels, group, rows), task_heads = few ? few_heads : 1;
+    const bool cut = rows <= kBlockRows;  // the same for every block of the sequence, however large those are
     for (int64_t row0 = 0; row0 < rows; row0 += block) {
       AttentionTask t;
       t.sequence = b, t.row0 = row0, t.rows = std::min(block, rows - row0);
       int64_t begin, end;
-      visible_keys(s, group, row0, t.rows, &begin, &end);
-      begin = begin / kSplitKeys * kSplitKeys;
-      const int64_t cuts = rows == block && end > begin ? (end - begin + kSplitKeys - 1) / kSplitKeys : 1;
+      visible_keys(s, group, cut ? 0 : row0, cut ? rows : t.rows, &begin, &end);
+      begin = begin / kKeyTile * kKeyTile;
+      const int64_t part = cut && end > begin ? keys_of_part(end - begin) : end - begin;
+      const int64_t cuts = end > begin ? (end - begin + part - 1) / part : 1;
       const int64_t head_size = t.rows * row_size;
+      plan->bytes += (end - begin) * p.kv_heads * key_bytes(p) * ((t.rows + 15) / 16);
       for (int64_t h = 0; h < p.kv_heads; h += task_heads) {
         t.kv_head = h, t.kv_heads = std::min(task_heads, p.kv_heads - h);
         for (int64_t c = 0; c < cuts; ++c) {
-          t.key0 = begin + c * kSplitKeys;
-          t.key1 = cuts > 1 ? std::min(end, t.key0 + kSplitKeys) : end;
-          tasks.push_back(t);
-          places.push_back(cuts > 1 ? floats + static_cast<size_t>((c * p.kv_heads + h) * head_size) + 1 : 0);
+          t.key0 = begin + c * part;
+          t.key1 = std::min(end, t.key0 + part);
+          plan->tasks.push_back(t);
+          plan->places.push_back(cuts > 1 ? floats + static_cast<size_t>((c * p.kv_heads + h) * head_size) + 1 : 0);
         }
       }
       if (cuts > 1) {
         t.kv_heads = 1;
         for (t.kv_head = 0; t.kv_head < p.kv_heads; ++t.kv_head)
-          merges.push_back({t, cuts, floats + static_cast<size_t>(t.kv_head * head_size)});
+          plan->merges.push_back({t, cuts, floats + static_cast<size_t>(t.kv_head * head_size)});
         floats += static_cast<size_t>(cuts * p.kv_heads * head_size);
       }
     }
   }
-  std::unique_ptr<float[]> partial(floats ? new float[floats] : nullptr);
-  for (size_t i = 0; i < tasks.size(); ++i)
-    if (places[i]) tasks[i].partial = partial.get() + places[i] - 1;
+  if (plan->partial.size() < floats || plan->partial.size() > kKeptFloats)
+    std::vector<float>(floats).swap(plan->partial);
+  for (size_t i = 0; i < plan->tasks.size(); ++i)
+    if (plan->places[i]) plan->tasks[i].partial = plan->partial.data() + plan->places[i] - 1;
+}
+
+}  // namespace
+
+void attention_forward(const AttentionProblem& p) {
+  thread_local Plan plan;
+  const AttentionKernels& kernels = attention_kernels();
+  make_plan(p, kernels, &plan);
+  const int64_t tasks = static_cast<int64_t>(plan.tasks.size()), merges = static_cast<int64_t>(plan.merges.size());
+  const int64_t step = p.kv_heads * attention_partial_row(p);
   // Causal blocks grow with the row: the long ones first, so that the threads end together.
-  parallel_for(static_cast<int64_t>(tasks.size()), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) kernels.run(p, tasks[tasks.size() - 1 - static_cast<size_t>(i)]);
-  });
-  parallel_for(static_cast<int64_t>(merges.size()), 4, [&](int64_t begin, int64_t end) {
+  const AttentionTask* last = plan.tasks.data() + tasks - 1;
+  const auto run = [&p, &kernels, last](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) kernels.run(p, *(last - i), i + 1 < end ? last - i - 1 : nullptr);
+  };
+  Merge* first = plan.merges.data();
+  float* partial = plan.partial.data();
+  const auto merge = [&p, &kernels, first, partial, step](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      Merge& m = merges[static_cast<size_t>(i)];
-      m.task.partial = partial.get() + m.place;
-      kernels.merge(p, m.task, m.splits, p.kv_heads * m.task.rows * row_size);
+      first[i].task.partial = partial + first[i].place;
+      kernels.merge(p, first[i].task, first[i].splits, step * first[i].task.rows);
     }
-  });
+  };
+  if (plan.bytes < kWorthSharing) {
+    run(0, tasks);
+    merge(0, merges);
+    return;
+  }
+  parallel_for(tasks, 1, run);
+  parallel_for(merges, 8, merge);
 }
 
 }  // namespace aloft

@@ -52,10 +52,11 @@ inline void sum4(V a, V b, V c, V d, float* to) {
   _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1)));
 }
 
+#include "kernels/attention_rows.inl"
 #include "kernels/attention_tile.inl"
 
 }  // namespace
 
-const AttentionKernels kAttentionAvx2 = {W, run, merge, gemm, exp_array};
+const AttentionKernels kAttentionAvx2 = {W, kBlockRows, run, merge, gemm, exp_array};
 
 }  // namespace aloft

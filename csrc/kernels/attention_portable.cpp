@@ -75,10 +75,11 @@ inline void sum4(V a, V b, V c, V d, float* to) {
   to[3] = sum(d);
 }
 
+#include "kernels/attention_rows.inl"
 #include "kernels/attention_tile.inl"
 
 }  // namespace
 
-const AttentionKernels kAttentionPortable = {W, run, merge, gemm, exp_array};
+const AttentionKernels kAttentionPortable = {W, kBlockRows, run, merge, gemm, exp_array};
 
 }  // namespace aloft

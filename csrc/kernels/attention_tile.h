@@ -5,7 +5,7 @@
 namespace aloft {
 
 constexpr int64_t kKeyTile = 64;     // keys handled at once; every cut of a key range is a multiple of it
-constexpr int64_t kSplitKeys = 512;  // keys a task of a short query handles
+constexpr int64_t kSplitKeys = 256;  // keys a task of a short query handles, at most
 constexpr int64_t kDotRows = 8;      // up to this many rows (query tokens x heads of a group): dot products
 constexpr int64_t kBlockRows = 96;   // above: blocks of about this many rows, as matrix products
 
@@ -19,7 +19,9 @@ struct AttentionTask {
 
 struct AttentionKernels {
   int64_t lanes;
-  void (*run)(const AttentionProblem& problem, const AttentionTask& task);
+  int64_t block_rows;  // wanted in a block of 16-bit operands (see kBlockRows); has no influence on results
+  // `next`: what the thread will do afterwards, to be fetched in good time; may be null.
+  void (*run)(const AttentionProblem& problem, const AttentionTask& task, const AttentionTask* next);
   // Finishes the rows of one head: `splits` partial results, each `step` floats after the one before.
   void (*merge)(const AttentionProblem& problem, const AttentionTask& task, int64_t splits, int64_t step);
   // C[m, n] (+)= A . B with A(i, k) = a[i * row_a + k * col_a], B and C row-major, n a multiple of lanes.
@@ -31,6 +33,7 @@ struct AttentionKernels {
 extern const AttentionKernels kAttentionPortable;
 extern const AttentionKernels kAttentionAvx2;
 extern const AttentionKernels kAttentionAvx512;
+extern const AttentionKernels kAttentionAmx;
 const AttentionKernels& attention_kernels();
 
 static inline int64_t attention_pad(int64_t n, int64_t to) { return (n + to - 1) / to * to; }

@@ -1,0 +1,319 @@
+// Attention of few rows (decode) through AMX tiles: see attention_amx.cpp.
+#include "kernels/attention_amx.h"
+
+namespace aloft {
+namespace {
+
+// ---- few rows --------------------------------------------------------------------------------------------------
+
+// Walks over the lines of a task's keys, then its values, then the first keys of the task after it, ahead of their use.
+// The walk is spread over the work: a burst of prefetches would hold up the loads behind it.
+class Stream {
+ public:
+  Stream(const AttentionProblem& p, const Lies& lies, const AttentionTask& task, const AttentionTask* next) {
+    add(p, lies, task, 0, task.key0, task.key1);
+    add(p, lies, task, 1, task.key0, task.key1);
+    if (next) add(p, lies, *next, 0, next->key0, next->key0 + kAhead < next->key1 ? next->key0 + kAhead : next->key1);
+    if (count_) follow();
+  }
+  // Of a token, keys alone.
+  int64_t lines() const { return count_ ? (part_[0].bytes + 63) / 64 : 0; }
+  void fetch(int64_t lines) {
+    for (; lines > 0 && at_ < count_; --lines) {
+      _mm_prefetch(line_, _MM_HINT_T1);
+      line_ += 64;
+      if (--left_ > 0) continue;
+      key_ += tokens_;
+      if (key_ >= part_[at_].end && ++at_ < count_) key_ = part_[at_].begin;
+      if (at_ < count_) follow();
+    }
+  }
+
+ private:
+  struct Part {
+    const char* base;
+    const int32_t* blocks;
+    int64_t token, block, block_size, bytes, begin, end;  // strides in bytes; bytes of a token
+  };
+  void add(const AttentionProblem& p, const Lies& lies, const AttentionTask& t, int value, int64_t begin, int64_t end) {
+    const AttentionSequence& s = p.sequences[t.sequence];
+    const Lie& lie = value ? lies.v : lies.k;
+    const int64_t d = value ? p.d_v : p.d, size = static_cast<int64_t>(sizeof(bf16));
+    if (begin >= end || lie.head != d || lie.chunk != 16) return;  // heads that do not lie side by side
+    part_[count_++] = {static_cast<const char*>(value ? s.v : s.k) + t.kv_head * lie.head * size,
+                       s.blocks,
+                       lie.token * size,
+                       lie.block * size,
+                       lie.block_size,
+                       d * t.kv_heads * size,
+                       begin,
+                       end};
+    key_ = part_[0].begin;
+  }
+  void follow() {  // the longest piece of memory that begins with token key_
+    const Part& part = part_[at_];
+    tokens_ = part.token == part.bytes ? part.end - key_ : 1;
+    int64_t inside = key_;
+    line_ = part.base;
+    if (part.blocks) {
+      inside = key_ % part.block_size;
+      line_ += part.blocks[key_ / part.block_size] * part.block;
+      if (tokens_ > part.block_size - inside) tokens_ = part.block_size - inside;
+    }
+    line_ += inside * part.token;
+    left_ = (tokens_ * part.bytes + 63) / 64;
+  }
+
+  Part part_[3];
+  int count_ = 0, at_ = 0;
+  int64_t key_ = 0, tokens_ = 0, left_ = 0;  // left: lines of the piece
+  const char* line_ = nullptr;
+};
+
+// 16 keys x 4 columns (rows of 16 bytes) -> row r of 16 keys at to + r * stride, r < m <= 4.
+inline void transpose_four(const float* from, int64_t m, float* to, int64_t stride) {
+  const __m512i first = _mm512_set_epi32(29, 25, 21, 17, 13, 9, 5, 1, 28, 24, 20, 16, 12, 8, 4, 0);
+  const V a = load(from), b = load(from + 16), c = load(from + 32), d = load(from + 48);
+  const V low = _mm512_permutex2var_ps(a, first, b), high = _mm512_permutex2var_ps(c, first, d);
+  store(to, _mm512_shuffle_f32x4(low, high, 0x44));
+  if (m > 1) store(to + stride, _mm512_shuffle_f32x4(low, high, 0xee));
+  if (m <= 2) return;
+  const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(2));
+  const V low2 = _mm512_permutex2var_ps(a, second, b), high2 = _mm512_permutex2var_ps(c, second, d);
+  store(to + 2 * stride, _mm512_shuffle_f32x4(low2, high2, 0x44));
+  if (m > 3) store(to + 3 * stride, _mm512_shuffle_f32x4(low2, high2, 0xee));
+}
+
+// Scores of one row, keys [key, key + n), to weights: `high` and `low` parts, both of `padded` values. The maximum and
+// the sum of the row are returned.
+inline void few_weights(const Rows& rows, const Scoring& scoring, int64_t r, int64_t key, int64_t n, int64_t padded,
+                        float* s, bf16* high, bf16* low, float* m, float* l) {
+  const AttentionProblem& p = rows.p;
+  const int64_t token = rows.token(r), head = rows.head(r);
+  if (!scoring.plain) {
+    for (int64_t j = 0; j < padded; j += W) store(s + j, mul(load(s + j), set1(p.scale)));
+    if (rows.s.pse)
+      for (int64_t j = 0; j < n; ++j) s[j] += pse_at(p, rows.s, head, token, key + j);
+    if (p.soft_cap > 0.f)
+      for (int64_t j = 0; j < padded; j += W)
+        store(s + j, soft_cap_vector(load(s + j), set1(p.soft_cap), set1(1.f / p.soft_cap)));
+  }
+  const int64_t from = token + rows.s.low - key, to = rows.highest(token) - key;
+  for (int64_t j = 0; j < from && j < n; ++j) s[j] = kMinusInf;
+  for (int64_t j = to + 1 < 0 ? 0 : (to + 1 < n ? to + 1 : n); j < padded; ++j) s[j] = kMinusInf;
+  if (scoring.masked) {
+    const uint8_t* mask = rows.s.mask + head * p.mask_head + token * p.mask_token + key;
+    for (int64_t j = 0; j < n; ++j)
+      if (mask[j]) s[j] = kMinusInf;
+  }
+  V top = load(s);
+  for (int64_t j = W; j < padded; j += W) top = maximum(top, load(s + j));
+  const float highest = largest(top);
+  const V unit = set1(scoring.unit), zero = set1((highest == kMinusInf ? 0.f : -highest) * scoring.unit);
+  V total = set1(0.f);
+  for (int64_t j = 0; j < padded; j += 2 * W) {
+    const V a = exp2_vector(fma(load(s + j), unit, zero)), b = exp2_vector(fma(load(s + j + W), unit, zero));
+    total = add(total, add(a, b));
+    const V ah = high_part(a), bh = high_part(b);
+    _mm512_store_si512(high + j, bf16_pair(ah, bh));
+    _mm512_store_si512(low + j, bf16_pair(sub(a, ah), sub(b, bh)));
+  }
+  *m = highest * scoring.to_natural;
+  *l = sum(total);
+}
+
+// Two rows of values to pairs, 32 of them, in two tiles. Columns 0-3, 8-11, ... of the rows come first.
+inline void interleave(__m512i a, __m512i b, bf16* first, bf16* second) {
+  _mm512_store_si512(first, _mm512_unpacklo_epi16(a, b));
+  _mm512_store_si512(second, _mm512_unpackhi_epi16(a, b));
+}
+inline void in_order(V first, V second, float* to) {
+  const __m512i begin = _mm512_set_epi32(23, 22, 21, 20, 7, 6, 5, 4, 19, 18, 17, 16, 3, 2, 1, 0);
+  store(to, _mm512_permutex2var_ps(first, begin, second));
+  store(to + W, _mm512_permutex2var_ps(first, _mm512_add_epi32(begin, _mm512_set1_epi32(8)), second));
+}
+
+void run_few(const AttentionProblem& p, const AttentionTask& t, const AttentionTask* after, Scratch& scratch) {
+  const Rows first(p, t, t.kv_head);
+  const AttentionSequence& s = first.s;
+  const Shape shape(p);
+  const Lies lies(p);
+  const Scoring scoring(p, s);
+  const int64_t m = first.count, heads = t.kv_heads, begin = first.begin;
+  const int64_t n = first.end > begin ? first.end - begin : 0, padded = attention_pad(n, kStep);
+  const int64_t columns = m <= 4 ? 4 : kSide, steps = shape.steps, value_steps = shape.value_steps;
+  const int64_t out_tile = 2 * m * kSide;
+  float* scores = scratch.get(heads * (2 * m * padded + (steps + 1) * kTileFloats + value_steps * 2 * out_tile) +
+                              (2 * steps + 4 * value_steps + 2 * heads) * kTileFloats +
+                              attention_pad(heads * m * 2, W) + value_steps * kStep);
+  bf16* weights = reinterpret_cast<bf16*>(scores + heads * m * padded);  // of each head: high rows, low rows
+  bf16* q = weights + heads * 2 * m * padded;
+  bf16* line = q + heads * steps * kTileWords;  // keys or values brought into order
+  float* out = reinterpret_cast<float*>(line + (2 * steps + 4 * value_steps) * kTileWords);
+  float* product = out + heads * value_steps * 2 * out_tile;
+  float* stats = product + heads * 2 * kTileFloats;
+  float* row = stats + attention_pad(heads * m * 2, W);
+
+  TileShapes shapes;
+  const int column_bytes = static_cast<int>(columns) * 4, weight_rows = static_cast<int>(2 * m);
+  shapes.set(0, 16, column_bytes).set(1, 16, column_bytes).set(2, 16).set(3, 16, column_bytes);
+  shapes.set(4, weight_rows).set(5, 16).set(6, weight_rows).set(7, weight_rows);
+  Tiles tiles(shapes);
+  Stream stream(p, lies, t, after);
+  const int64_t lines = stream.lines();  // a token's
+  stream.fetch(kAhead * lines);
+
+  for (int64_t h = 0; h < heads; ++h) {
+    const Rows rows(p, t, t.kv_head + h);
+    bf16* to = q + h * steps * kTileWords;
+    for (int64_t r = 0; r < m; ++r) {
+      memset(line, 0, static_cast<size_t>(steps * kStep) * sizeof(bf16));
+      copy_query(rows, r, line);
+      for (int64_t i = 0; i < steps * kSide; ++i) memcpy(to + (i * columns + r) * 2, line + 2 * i, 4);
+    }
+  }
+  const size_t q_row = static_cast<size_t>(columns) * 4;
+  const int64_t q_step = kSide * columns * 2;
+
+  for (int64_t at = 0; at < n; at += kStep) {
+    const bf16* bases[2] = {};  // where the keys of head 0 lie; null: copied, head by head
+    const int64_t parts = n - at > kSide ? 2 : 1;
+    for (int64_t g = 0; g < parts; ++g)
+      if (shape.direct_keys && n - at - g * kSide >= kSide)
+        find_rows(s.k, s.blocks, lies.k, t.kv_head, begin + at + g * kSide, 1, bases + g);
+    for (int64_t h = 0; h < heads; ++h) {
+      const bf16* keys[2];
+      size_t stride[2];
+      for (int64_t g = 0; g < parts; ++g) {
+        const int64_t left = n - at - g * kSide;
+        bf16* copy = line + g * steps * kTileWords;
+        keys[g] = bases[g] ? bases[g] + h * lies.k.head : copy;
+        stride[g] = static_cast<size_t>(bases[g] ? lies.k.token : steps * kStep) * sizeof(bf16);
+        if (!bases[g])
+          copy_keys(p, s, lies, t.kv_head + h, begin + at + g * kSide, left < kSide ? left : kSide, kSide, steps, copy);
+      }
+      const bf16* query = q + h * steps * kTileWords;
+      float* to = product + h * 2 * kTileFloats;
+      _tile_zero(0);
+      if (parts == 2) {
+        _tile_zero(1);
+        for (int64_t i = 0; i < steps; ++i) {
+          _tile_loadd(3, query + i * q_step, q_row);
+          _tile_loadd(2, keys[0] + i * kStep, stride[0]);
+          _tile_dpbf16ps(0, 2, 3);
+          stream.fetch(kSide);
+          _tile_loadd(2, keys[1] + i * kStep, stride[1]);
+          _tile_dpbf16ps(1, 2, 3);
+          stream.fetch(kSide);
+        }
+        _tile_stored(1, to + kTileFloats, q_row);
+      } else {
+        for (int64_t i = 0; i < steps; ++i) {
+          _tile_loadd(3, query + i * q_step, q_row);
+          _tile_loadd(2, keys[0] + i * kStep, stride[0]);
+          _tile_dpbf16ps(0, 2, 3);
+          stream.fetch(kSide);
+        }
+      }
+      _tile_stored(0, to, q_row);
+    }
+    // Not sooner: what was stored by rows of a tile cannot be loaded before it has left the store buffer.
+    for (int64_t h = 0; h < heads; ++h)
+      for (int64_t g = 0; g < parts; ++g) {
+        const float* from = product + (h * 2 + g) * kTileFloats;
+        float* to = scores + h * m * padded + at + g * kSide;
+        if (columns == 4)
+          transpose_four(from, m, to, padded);
+        else
+          transpose_sixteen(from, m, to, padded);
+      }
+  }
+
+  for (int64_t h = 0; h < heads; ++h) {
+    const Rows rows(p, t, t.kv_head + h);
+    for (int64_t r = 0; r < m; ++r) {
+      bf16* high = weights + (h * 2 * m + r) * padded;
+      float* stat = stats + 2 * (h * m + r);
+      if (n)
+        few_weights(rows, scoring, r, begin, n, padded, scores + (h * m + r) * padded, high, high + m * padded, stat,
+                    stat + 1),
+            stream.fetch(kSide);
+      else
+        stat[0] = kMinusInf, stat[1] = 0.f;
+    }
+  }
+  if (!n) memset(out, 0, static_cast<size_t>(heads * value_steps * 2 * out_tile) * sizeof(float));
+
+  const bf16* values[2 * kStep];
+  for (int64_t at = 0; at < n; at += 2 * kStep) {
+    const int64_t here = n - at < 2 * kStep ? n - at : 2 * kStep, groups = (here + kStep - 1) / kStep;
+    find_rows(s.v, s.blocks, lies.v, t.kv_head, begin + at, here, values);
+    for (int64_t h = 0; h < heads; ++h) {
+      const int64_t offset = h * lies.v.head;
+      const bf16* left_tile = weights + h * 2 * m * padded + at;
+      for (int64_t c = 0; c < value_steps; ++c)
+        for (int64_t g = 0; g < groups; ++g) {
+          bf16* tile = line + (c * 2 + g) * 2 * kTileWords;
+          if (shape.direct_values && here >= (g + 1) * kStep) {
+#pragma GCC unroll 4
+            for (int64_t i = 0; i < kSide; ++i) {
+              interleave(words(values[g * kStep + 2 * i] + offset + c * kStep),
+                         words(values[g * kStep + 2 * i + 1] + offset + c * kStep), tile + i * kStep,
+                         tile + kTileWords + i * kStep);
+              stream.fetch(2);
+            }
+          } else {
+            for (int64_t i = 0; i < kStep; i += 2) {
+              alignas(64) bf16 both[2][kStep] = {};
+              for (int64_t e = 0; e < 2; ++e) {
+                const int64_t j = g * kStep + i + e, width = p.d_v - c * kStep < kStep ? p.d_v - c * kStep : kStep;
+                if (j < here) copy_row(values[j] + offset + c * kStep / 16 * p.v_chunk, width, p.v_chunk, both[e]);
+              }
+              interleave(words(both[0]), words(both[1]), tile + i / 2 * kStep, tile + kTileWords + i / 2 * kStep);
+            }
+          }
+        }
+      for (int64_t c = 0; c < value_steps; ++c) {
+        float* to = out + (h * value_steps + c) * 2 * out_tile;
+        const bf16* tile = line + c * 4 * kTileWords;
+        if (at) {
+          _tile_loadd(6, to, kSide * sizeof(float));
+          _tile_loadd(7, to + out_tile, kSide * sizeof(float));
+        } else {
+          _tile_zero(6);
+          _tile_zero(7);
+        }
+        for (int64_t g = 0; g < groups; ++g) {
+          _tile_loadd(4, left_tile + g * kStep, static_cast<size_t>(padded) * sizeof(bf16));
+          _tile_loadd(5, tile + g * 2 * kTileWords, 64);
+          _tile_dpbf16ps(6, 4, 5);
+          _tile_loadd(5, tile + (g * 2 + 1) * kTileWords, 64);
+          _tile_dpbf16ps(7, 4, 5);
+        }
+        _tile_stored(6, to, kSide * sizeof(float));
+        _tile_stored(7, to + out_tile, kSide * sizeof(float));
+      }
+    }
+  }
+  for (int64_t h = 0; h < heads; ++h) {
+    const Rows rows(p, t, t.kv_head + h);
+    for (int64_t r = 0; r < m; ++r) {
+      for (int64_t c = 0; c < value_steps; ++c) {
+        const float* from = out + (h * value_steps + c) * 2 * out_tile + r * kSide;
+        in_order(add(load(from), load(from + m * kSide)), add(load(from + out_tile), load(from + out_tile + m * kSide)),
+                 row + c * kStep);
+      }
+      const float* stat = stats + 2 * (h * m + r);
+      hand_over<bf16>(rows, r, row, stat[0], stat[1]);
+    }
+  }
+}
+
+}  // namespace
+
+void attention_few_amx(const AttentionProblem& p, const AttentionTask& t, const AttentionTask* after) {
+  static thread_local Scratch scratch;
+  run_few(p, t, after, scratch);
+}
+
+}  // namespace aloft
