@@ -105,6 +105,24 @@ def test_interrupted_run_goes_on(model, text, tmp_path):
         quantize(model, whole, settings, text)
 
 
+def test_mixed_precision(model, text, tmp_path):
+    """The layers with the largest errors get 8 bits, within the budget; the description says which."""
+    settings = Settings("w4a16", group=32, target_bits=5.0, samples=4, length=32)
+    done = quantize(model, tmp_path / "out", settings, text)
+    bits = {row["layer"]: {"w4a16": 4, "w8a16": 8}[row["scheme"]] for row in done.layers}
+    weights = {row["layer"]: row["bytes_bfloat16"] for row in done.layers}
+    mean = sum(bits[name] * weights[name] for name in bits) / sum(weights.values())
+    assert 4 < mean <= 5 and set(bits.values()) == {4, 8}
+    said = json.loads((tmp_path / "out" / "quant_model_description.json").read_text())
+    assert {name: said[f"{name}.weight"] for name in bits} == {name: f"W{width}A16" for name, width in bits.items()}
+    for block in range(2):
+        prefix = f"model.layers.{block}.self_attn."
+        assert len({bits[f"{prefix}{part}_proj"] for part in "qkv"}) == 1  # one product in the engine
+    for bad in (Settings("w4a16", target_bits=9.0), Settings("w8a16", target_bits=5.0)):
+        with pytest.raises(ValueError, match="--target-bits"):
+            quantize(model, tmp_path / "bad", bad, text)
+
+
 def _scores(logits, tokens):
     logs = torch.log_softmax(logits.double(), -1)
     best, ids = logs.topk(5)

@@ -81,6 +81,9 @@ def quantize(
         bool | None, typer.Option("--symmetric/--asymmetric", help="Without or with zero point.")
     ] = None,
     kv: Annotated[str, typer.Option(help="auto, or int8: keys and values with a scale a channel.")] = "auto",
+    target_bits: Annotated[
+        float | None, typer.Option(help="Mean width: the most sensitive layers of a 4-bit scheme get 8 bits.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Draws calibration windows and rotations.")] = 0,
     samples: Annotated[int, typer.Option(min=1, help="Calibration windows.")] = 64,
     length: Annotated[int, typer.Option(min=8, help="Tokens of a calibration window.")] = 512,
@@ -90,7 +93,7 @@ def quantize(
     from aloft.cli.quantize import Settings
     from aloft.cli.quantize import quantize as work
 
-    settings = Settings(scheme, format, algorithm, group_size, symmetric, seed, kv, samples, length)
+    settings = Settings(scheme, format, algorithm, group_size, symmetric, seed, kv, target_bits, samples, length)
     raise typer.Exit(work(model, out, settings, calib, report))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -60,7 +61,8 @@ class Decoder:
 
     def layer(self, index: int) -> torch.nn.Module:
         """Block ``index`` with its weights, on the CPU, in the checkpoint's dtype rounded to bfloat16."""
-        layer = self.body.layers[index]
+        with torch.device("meta"):
+            layer = copy.deepcopy(self.body.layers[index])
         prefix = f"model.layers.{index}."
         state = {}
         from safetensors import safe_open
@@ -74,7 +76,6 @@ class Decoder:
                     state[name[len(prefix) :]] = files[file].get_tensor(name).to(torch.bfloat16)
         made = layer.to_empty(device="cpu")
         made.load_state_dict(state, strict=True)
-        self.body.layers[index] = torch.nn.Identity()  # the block's memory goes with its last user
         return made.eval()
 
     def others(self) -> Iterator[tuple[str, torch.Tensor]]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from aloft.quantizer import fold
+from aloft.quantizer import fold, mixed
 from aloft.quantizer.block import quantize_block
 from aloft.quantizer.compressed_tensors import CompressedTensorsWriter
 from aloft.quantizer.decoder import LINEARS, Decoder, submodule
@@ -40,6 +40,7 @@ class Settings:
     symmetric: bool | None = None
     seed: int = 0
     kv: str = "auto"
+    target_bits: float | None = None
     samples: int = 64
     length: int = 512
 
@@ -76,7 +77,9 @@ def quantize(
         raise ValueError(f"--format must be one of {', '.join(WRITERS)}, not {settings.format!r}")
     if settings.kv not in ("auto", "int8") or (settings.kv == "int8" and settings.format != "modelslim"):
         raise ValueError(f"--kv must be auto, or int8 with --format modelslim, not {settings.kv!r}")
-    needs_text = wanted.needs_text or settings.kv == "int8"
+    if settings.target_bits is not None:
+        mixed.chooser(wanted, 0, mixed.widened([mixed.Sensitivity(0, "o", 1.0, 1)], settings.target_bits) or {(0, "o")})
+    needs_text = wanted.needs_text or settings.kv == "int8" or settings.target_bits is not None
     if needs_text and calibration is None:
         raise ValueError(f"the scheme {wanted.scheme} (KV {settings.kv}) needs calibration text: --calib FILE")
     run = _Run(Decoder(model), out, settings, wanted, Path(calibration) if needs_text and calibration else None)
@@ -88,6 +91,7 @@ class _Run:
         self.decoder, self.out, self.settings, self.recipe, self.text = decoder, out, settings, wanted, text
         self.writer: Any = WRITERS[settings.format]()
         self.work = out / WORK
+        self.wide: set[tuple[int, str]] = set()  # products that get 8 bits
         self.turn = orthogonal(decoder.config.hidden_size, settings.seed) if wanted.rotate else None
         self.head_dim = getattr(decoder.config, "head_dim", None) or (
             decoder.config.hidden_size // decoder.config.num_attention_heads
@@ -96,6 +100,8 @@ class _Run:
     def go(self, progress: Progress) -> Result:
         total = self.decoder.num_layers
         start, rows = self._resume()
+        if self.settings.target_bits is not None:
+            self._plan(start, progress)
         stream = self._start(start)
         for index in range(start, total):
             progress(index, total, f"block {index}")
@@ -109,20 +115,43 @@ class _Run:
     # ---- one block ----------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def _block(self, index: int, stream: Stream | None) -> tuple[Any, list[dict[str, Any]]]:
-        from safetensors.torch import save_file
+    def _plan(self, done: int, progress: Progress) -> None:
+        """Chooses the layers with more bits, from a pass over the float model (or from an earlier run's)."""
+        assert self.settings.target_bits is not None
+        held = self.work / "plan.json"
+        if not (done and held.is_file()):
+            found = []
+            stream = self._start(0)
+            for index in range(self.decoder.num_layers):
+                progress(index, self.decoder.num_layers, f"sensitivity of block {index}")
+                layer = self._layer(index)
+                assert stream is not None
+                found += mixed.measure(layer, index, observe(layer, stream), self.recipe)
+                stream = advance(layer, stream)
+            held.write_text(json.dumps([dataclasses.astuple(one) for one in found]))
+        sensitivities = [mixed.Sensitivity(*row) for row in json.loads(held.read_text())]
+        self.wide = mixed.widened(sensitivities, self.settings.target_bits)
 
+    def _layer(self, index: int) -> torch.nn.Module:
+        """A block as it is quantized: after the rotations, before any rounding."""
         layer = self.decoder.layer(index)
         if self.turn is not None:
             fold.fold_gains(layer)
             fold.rotate_block(layer, self.turn, self.settings.seed + 1 + index, self.head_dim)
             _to_bfloat16(layer)
+        return layer
+
+    @torch.inference_mode()
+    def _block(self, index: int, stream: Stream | None) -> tuple[Any, list[dict[str, Any]]]:
+        from safetensors.torch import save_file
+
+        layer = self._layer(index)
         if self.recipe.smooth:
             assert stream is not None
             fold.smooth(layer, observe(layer, stream), self.recipe.smooth, self.head_dim)
             _to_bfloat16(layer)
         inputs = observe(layer, stream) if stream is not None else None
-        made = quantize_block(layer, inputs, self.recipe.of, self.settings.seed)
+        made = quantize_block(layer, inputs, mixed.chooser(self.recipe, index, self.wide), self.settings.seed)
         tensors: dict[str, torch.Tensor] = {}
         rows = []
         prefix = f"model.layers.{index}."
