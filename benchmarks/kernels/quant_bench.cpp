@@ -76,7 +76,21 @@ bool chosen(const char* variable, const char* name) {
 
 volatile uint64_t sink;
 
-double bandwidth(const std::vector<uint8_t>& memory) {  // GB/s, all threads
+// Lines of the cache, as device memory is aligned.
+template <class T>
+struct Aligned {
+  Aligned(size_t count, T value)
+      : size_(count), data_(static_cast<T*>(std::aligned_alloc(4096, (count * sizeof(T) + 4095) / 4096 * 4096))) {
+    std::fill(data_, data_ + count, value);
+  }
+  T* data() { return data_; }
+  T& operator[](size_t i) { return data_[i]; }
+  size_t size() const { return size_; }
+  size_t size_;
+  T* data_;
+};
+
+double bandwidth(Aligned<uint8_t>& memory) {  // GB/s, all threads
   const size_t bytes = std::min<size_t>(memory.size(), size_t{128} << 20);
   static size_t turn = 0;
   const uint8_t* from = memory.data() + turn++ % (memory.size() / bytes) * bytes;
@@ -104,16 +118,16 @@ double peak() {  // GOP/s, all threads
 int main(int argc, char** argv) {
   const int rounds = argc > 1 ? std::atoi(argv[1]) : 7;
   const size_t megabytes = static_cast<size_t>(argc > 2 ? std::atoi(argv[2]) : 256);
-  std::vector<uint8_t> memory(megabytes << 20);
+  Aligned<uint8_t> memory(megabytes << 20, 0);
   uint32_t seed = 1;
   for (size_t i = 0; i < memory.size(); i += 4) {
     seed = seed * 1664525u + 1013904223u;
     std::memcpy(&memory[i], &seed, 4);
   }
-  std::vector<int8_t> a(512 * 4096);
+  Aligned<int8_t> a(512 * 4096, 0);
   for (size_t i = 0; i < a.size(); ++i) a[i] = static_cast<int8_t>(memory[i * 7 % memory.size()]);
-  std::vector<uint16_t> wide(a.size(), 0x3f80), out(512 * 8192);
-  std::vector<float> scale(64 * 8192, 1e-3f), tokens(512, 0.1f);
+  Aligned<uint16_t> wide(a.size(), 0x3f80), out(512 * 8192, 0);
+  Aligned<float> scale(64 * 8192, 1e-3f), tokens(512, 0.1f);
   std::printf("isa %s, %d threads, peak: %s\n", isa_name(isa()), num_threads(), int8_peak_name());
   std::printf("%-16s %-16s %5s %9s %8s %6s %9s %6s\n", "shape", "kind", "rows", "us", "GB/s", "of BW", "GOP/s",
               "of peak");

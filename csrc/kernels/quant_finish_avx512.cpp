@@ -27,14 +27,27 @@ inline void put(float* to, __mmask16 m, __m512 v) { _mm512_mask_storeu_ps(to, m,
 inline void put(f16* to, __mmask16 m, __m512 v) {
   _mm256_mask_storeu_epi16(to, m, _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
-inline void put(bf16* to, __mmask16 m, __m512 v) {  // to nearest even; vcvtneps2bf16 would flush denormals
+inline __m256i narrow(__m512 v) {  // to nearest even; vcvtneps2bf16 would flush denormals
   const __m512i u = _mm512_castps_si512(v), high = _mm512_srli_epi32(u, 16);
   const __m512i odd = _mm512_and_si512(high, _mm512_set1_epi32(1));
   __m512i r = _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(u, _mm512_set1_epi32(0x7fff)), odd), 16);
   const __mmask16 nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
   r = _mm512_mask_or_epi32(r, nan, high, _mm512_set1_epi32(0x40));
-  _mm256_mask_storeu_epi16(to, m, _mm512_cvtepi32_epi16(r));
+  return _mm512_cvtepi32_epi16(r);
 }
+inline void put(bf16* to, __mmask16 m, __m512 v) { _mm256_mask_storeu_epi16(to, m, narrow(v)); }
+
+// 32 values that lie side by side, so that whole lines of the output are written at once.
+inline void put_pair(float* to, __m512 a, __m512 b) {
+  _mm512_storeu_ps(to, a);
+  _mm512_storeu_ps(to + 16, b);
+}
+inline __m512i joined(__m256i a, __m256i b) { return _mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1); }
+inline void put_pair(f16* to, __m512 a, __m512 b) {
+  constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+  _mm512_storeu_si512(to, joined(_mm512_cvtps_ph(a, kNearest), _mm512_cvtps_ph(b, kNearest)));
+}
+inline void put_pair(bf16* to, __m512 a, __m512 b) { _mm512_storeu_si512(to, joined(narrow(a), narrow(b))); }
 
 // Multiplying by one where a factor is absent changes nothing; adding zero would (-0), so the bias is asked for.
 template <class T, bool kBias>
@@ -42,26 +55,37 @@ void store_floats(const QuantMatmul& q, int64_t row0, int64_t rows, int64_t n0, 
                   const float* sums, int64_t width) {
   T* out = static_cast<T*>(q.out) + row0 * q.out_stride + n0;
   const __m512 one = _mm512_set1_ps(1.f);
-  for (int64_t j = 0; j < n; j += 16) {
-    const __mmask16 m = first(n - j);
-    __m512 scale = one, bias = _mm512_setzero_ps();
-    __m512i integers = _mm512_setzero_si512();
-    if (!sums && q.scale) {
-      scale = q.scale_step ? _mm512_maskz_loadu_ps(m, q.scale + n0 + j) : _mm512_set1_ps(*q.scale);
+  for (int64_t j = 0; j < n; j += 32) {
+    __m512 scale[2] = {one, one}, bias[2];
+    __m512i integers[2];
+    __mmask16 mask[2];
+    for (int h = 0; h < 2; ++h) {
+      const int64_t at = n0 + j + 16 * h;
+      const __mmask16 m = mask[h] = j + 16 * h < n ? first(n - j - 16 * h) : 0;
+      if (!sums && q.scale) scale[h] = q.scale_step ? _mm512_maskz_loadu_ps(m, q.scale + at) : _mm512_set1_ps(*q.scale);
+      integers[h] = q.integer_bias ? _mm512_maskz_loadu_epi32(m, q.integer_bias + at) : _mm512_setzero_si512();
+      bias[h] = kBias ? _mm512_maskz_loadu_ps(m, q.bias + at) : _mm512_setzero_ps();
     }
-    if (q.integer_bias) integers = _mm512_maskz_loadu_epi32(m, q.integer_bias + n0 + j);
-    if (kBias) bias = _mm512_maskz_loadu_ps(m, q.bias + n0 + j);
     for (int64_t r = 0; r < rows; ++r) {
-      __m512 f;
-      if (sums) {
-        f = _mm512_loadu_ps(sums + r * width + j);
-      } else {
-        f = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_loadu_si512(acc + r * width + j), integers)),
-                          scale);
+      __m512 f[2];
+      for (int h = 0; h < 2; ++h) {
+        const int64_t from = r * width + j + 16 * h;
+        if (sums) {
+          f[h] = _mm512_maskz_loadu_ps(mask[h], sums + from);
+        } else {
+          const __m512i v = _mm512_add_epi32(_mm512_maskz_loadu_epi32(mask[h], acc + from), integers[h]);
+          f[h] = _mm512_mul_ps(_mm512_cvtepi32_ps(v), scale[h]);
+        }
+        if (q.row_scale) f[h] = _mm512_mul_ps(f[h], _mm512_set1_ps(q.row_scale[row0 + r]));
+        if (kBias) f[h] = _mm512_add_ps(f[h], bias[h]);
       }
-      if (q.row_scale) f = _mm512_mul_ps(f, _mm512_set1_ps(q.row_scale[row0 + r]));
-      if (kBias) f = _mm512_add_ps(f, bias);
-      put(out + r * q.out_stride + j, m, f);
+      T* to = out + r * q.out_stride + j;
+      if (mask[1] == 0xffff) {
+        put_pair(to, f[0], f[1]);
+      } else {
+        put(to, mask[0], f[0]);
+        if (mask[1]) put(to + 16, mask[1], f[1]);
+      }
     }
   }
 }

@@ -23,6 +23,7 @@ namespace {
 
 constexpr int64_t kShortRun = 512, kLongRun = 2048;  // values of k packed at a time, for few and for many rows
 constexpr int64_t kFewRows = 4;                      // up to here packing is the work: AMX gains nothing
+constexpr int64_t kFinishedRows = 256;               // rows whose sums are finished together: they stay in the cache
 constexpr int64_t kMaxRows = 512;                    // rows that share one packing of the weights
 constexpr int64_t kTaskWork = 1 << 17;               // multiply-adds below which a task is not worth handing out
 
@@ -99,6 +100,21 @@ struct Block {
   int panels;
 };
 
+struct Span {
+  const uint8_t* from = nullptr;
+  int64_t bytes = 0;
+};
+
+// The weights of the block of columns behind this one, where they lie in one piece.
+Span next_weights(const QuantMatmul& c, const Block& b) {
+  const int64_t n0 = b.n0 + b.width, columns = std::min(b.width, c.n - n0);
+  if (columns <= 0) return {};
+  const int64_t per = 8 / c.b.bits;
+  if (c.b.layout == QuantLayout::Rows) return {c.b.data + n0 * c.b.stride, columns * c.b.stride};
+  if (c.b.layout != QuantLayout::Panels || n0 / per % c.b.line) return {};
+  return {c.b.data + n0 / per / c.b.line * c.b.stride * c.b.line, c.k * c.b.line};
+}
+
 void run_block(const QuantMatmul& c, const QuantTiles& t, const Left& left, int64_t group, bool grouped,
                const Block& b) {
   thread_local Scratch<uint8_t> packed;
@@ -129,6 +145,19 @@ void run_block(const QuantMatmul& c, const QuantTiles& t, const Left& left, int6
       if (!done) break;
       if (grouped) combine(g);
     }
+  }
+  if (!done && !grouped && c.k > 0 && c.k <= run) {  // one packing: rows are finished while their sums are at hand
+    t.pack(c.b, c.n, b.n0, b.panels, 0, c.k, weights, panel_stride);
+    const Span ahead = next_weights(c, b);
+    const int64_t share = ahead.bytes * kFinishedRows / b.rows / 64 * 64 + 64;
+    for (int64_t r = 0; r < b.rows; r += kFinishedRows) {
+      const int64_t rows = std::min(kFinishedRows, b.rows - r), at = r / kFinishedRows * share;
+      for (int64_t i = at; i < std::min(ahead.bytes, at + share); i += 64) __builtin_prefetch(ahead.from + i, 0, 2);
+      t.multiply(left.rows + (b.row0 + r) * left.stride, left.stride, rows, weights, panel_stride, b.panels, c.k,
+                 left.start + b.row0 + r, acc, width, true);
+      finish().store(c, b.row0 + r, rows, b.n0, b.columns, acc, nullptr, width);
+    }
+    return;
   }
   for (int64_t k0 = 0; k0 < c.k && !done; k0 += run) {
     const int64_t end = std::min(c.k, k0 + run);

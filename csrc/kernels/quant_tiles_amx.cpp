@@ -14,9 +14,10 @@ TileShapes shapes(int64_t rows0, int64_t rows1) {
   return s;
 }
 
+// `next`: rows wanted afterwards, fetched meanwhile (32 of them, one line a step), or null.
 template <bool kTwoRows, bool kTwoColumns>
 void block(const int8_t* a, int64_t a_stride, const uint8_t* b, int64_t panel_stride, int64_t length, int32_t* acc,
-           int64_t acc_stride, bool fresh) {
+           int64_t acc_stride, bool fresh, const int8_t* next) {
   const int64_t step = acc_stride * 4;
   int32_t* below = acc + 16 * acc_stride;
   if (fresh) {
@@ -31,6 +32,9 @@ void block(const int8_t* a, int64_t a_stride, const uint8_t* b, int64_t panel_st
     if (kTwoRows && kTwoColumns) _tile_loadd(3, below + 16, step);
   }
   for (int64_t k = 0; k < length; k += 64) {
+    if (kTwoRows && next) {
+      for (int r = 0; r < 32; ++r) _mm_prefetch(reinterpret_cast<const char*>(next + r * a_stride + k), _MM_HINT_T0);
+    }
     _tile_loadd(4, a + k, a_stride);
     _tile_loadd(6, b + k * kColumns, 64);
     _tile_dpbssd(0, 4, 6);
@@ -52,15 +56,15 @@ void block(const int8_t* a, int64_t a_stride, const uint8_t* b, int64_t panel_st
 
 template <bool kTwoRows>
 void columns(const int8_t* a, int64_t a_stride, const uint8_t* b, int64_t panel_stride, int panels, int64_t length,
-             int32_t* acc, int64_t acc_stride, bool fresh) {
+             int32_t* acc, int64_t acc_stride, bool fresh, const int8_t* next) {
   int p = 0;
   for (; p + 2 <= panels; p += 2) {
     block<kTwoRows, true>(a, a_stride, b + p * panel_stride, panel_stride, length, acc + p * kColumns, acc_stride,
-                          fresh);
+                          fresh, p == 0 ? next : nullptr);
   }
   if (p < panels) {
     block<kTwoRows, false>(a, a_stride, b + p * panel_stride, panel_stride, length, acc + p * kColumns, acc_stride,
-                           fresh);
+                           fresh, nullptr);
   }
 }
 
@@ -70,15 +74,16 @@ void multiply(const int8_t* a, int64_t a_stride, int64_t rows, const uint8_t* b,
   if (rows >= 32) {
     const Tiles tiles(shapes(16, 16));
     for (; r + 32 <= rows; r += 32) {
+      const int8_t* next = r + 64 <= rows ? a + (r + 32) * a_stride : nullptr;
       columns<true>(a + r * a_stride, a_stride, b, panel_stride, panels, length, acc + r * acc_stride, acc_stride,
-                    fresh);
+                    fresh, next);
     }
   }
   if (r == rows) return;
   const int64_t left = rows - r;
   const Tiles tiles(left > 16 ? shapes(16, left - 16) : shapes(left, 0));
   (left > 16 ? columns<true> : columns<false>)(a + r * a_stride, a_stride, b, panel_stride, panels, length,
-                                               acc + r * acc_stride, acc_stride, fresh);
+                                               acc + r * acc_stride, acc_stride, fresh, nullptr);
 }
 
 }  // namespace
