@@ -50,6 +50,8 @@ Advance advance(Stream* stream, Step& step, aclError* error, std::string* text) 
       stream->blocked_on.store(node);
       return false;
     }
+    // Before what follows the wait runs: inside a graph that may be the reset of the very value waited for.
+    if (stream->blocked_on.load(std::memory_order_relaxed)) stream->blocked_on.store(nullptr);
     const Timed timed(node->name());
     RandomNode* random = node->random();
     const aclError result = random ? random->run_with(step.draws[step.drawn++]) : node->run();
@@ -220,7 +222,8 @@ bool all_blocked() {
     std::unique_lock<std::mutex> order(stream->order, std::try_to_lock);
     if (!order.owns_lock()) return false;  // at work
     Node* wait = stream->blocked_on.load();
-    if (stream->pending.load() > 0 && (!wait || wait->ready())) return false;
+    if (stream->pending.load() == 0) continue;
+    if (!wait || wait->ready() || stream->blocked_on.load() != wait) return false;  // the last: it has just gone on
   }
   return true;
 }
