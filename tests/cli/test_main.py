@@ -21,6 +21,34 @@ FROZEN = {
     "demo": {"--prompt", "--max-tokens"},
     "chat": {"--host", "--port"},
     "profile": {"model", "--batch", "--prompt", "--prefill", "--steps", "--dtype", "--eager", "--json"},
+    "quantize": {
+        "model",
+        "out",
+        "--scheme",
+        "--calib",
+        "--format",
+        "--algorithm",
+        "--group-size",
+        "--symmetric/--asymmetric",
+        "--kv",
+        "--target-bits",
+        "--seed",
+        "--samples",
+        "--length",
+        "--report/--no-report",
+    },
+    "eval": {
+        "model",
+        "--text",
+        "--reference",
+        "--tokens",
+        "--window",
+        "--candidates",
+        "--save",
+        "--quantization",
+        "--kv-cache-dtype",
+        "--json",
+    },
     "version": set(),
 }
 
@@ -57,7 +85,7 @@ def test_serve_knows_the_model_from_an_option_value(
 
 
 def test_version() -> None:
-    assert aloft("version").stdout == f"{__version__}\n"
+    assert aloft("version").stdout == aloft("--version").stdout == f"{__version__}\n"
 
 
 def test_starting_the_command_imports_nothing_heavy() -> None:

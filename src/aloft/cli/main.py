@@ -18,6 +18,33 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
+
+@app.callback(invoke_without_command=True)
+def options(
+    context: typer.Context,
+    version_wanted: Annotated[bool, typer.Option("--version", help="Print aloft's version.")] = False,
+) -> None:
+    if version_wanted:
+        version()
+        raise typer.Exit()
+
+
+def need_runtime() -> None:
+    """Refuses in one line what would end in torch's trace: the virtual NPU is to serve, but is not built.
+
+    Raises:
+        UserError: as said, or ALOFT_RUNTIME is wrong.
+    """
+    from aloft.runtime.choice import missing_libraries, runtime_choice
+
+    try:
+        virtual = runtime_choice() == "virtual"
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    if virtual and (missing := missing_libraries()):
+        raise UserError(f"The virtual NPU is not built here ({missing}); see `aloft doctor`.")
+
+
 # Commands that hand what they do not know on to another program.
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -39,6 +66,7 @@ def serve(
     """
     from aloft.cli.serve import serve as work
 
+    need_runtime()
     # Not an argument of the parser: that would take the value of an option it does not know for the model.
     model = context.args.pop(0) if context.args and not context.args[0].startswith("-") else None
     raise typer.Exit(work(model, host, port, context.args, ask))
@@ -63,6 +91,7 @@ def ops(context: typer.Context) -> None:
         from aloft.cli.schemes import schemes
 
         raise typer.Exit(schemes())
+    need_runtime()
     from aloft.ops.conformance import main as work
 
     raise typer.Exit(work(context.args))
@@ -90,6 +119,7 @@ def quantize(
     report: Annotated[bool, typer.Option(help="Print the error of each kind of layer.")] = False,
 ) -> None:
     """Make a quantized checkpoint, on the CPU, block by block."""
+    need_runtime()
     from aloft.cli.quantize import Settings
     from aloft.cli.quantize import quantize as work
 
@@ -111,6 +141,7 @@ def evaluate(
     json_output: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
 ) -> None:
     """Measure perplexity, next-token accuracy and divergence on a text, through the engine."""
+    need_runtime()
     from aloft.cli.evaluate import EvalSettings
     from aloft.cli.evaluate import evaluate as work
 
@@ -148,6 +179,7 @@ def demo(
     """Answer one question offline through vllm.LLM with the demo model."""
     from aloft.cli.demo import demo as work
 
+    need_runtime()
     raise typer.Exit(work(prompt, max_tokens))
 
 
@@ -177,6 +209,7 @@ def profile(
 
     if model is not None and not model.is_dir():
         raise UserError(f"{model} is not a model's folder.")
+    need_runtime()
     settings = Settings(model or ensure(), dtype, batch, prompt, steps, prefill, eager)
     raise typer.Exit(work(settings, json_output))
 

@@ -65,6 +65,8 @@ def missing_libraries() -> str:
     """What is missing of the virtual NPU, in words; empty where nothing is."""
     folder = library_folder()
     names = [f"lib{name}.so" for name in LIBRARIES if not (folder / f"lib{name}.so").exists()]
+    if len(names) == len(LIBRARIES):
+        return f"none of its libraries in {folder}"
     return f"no {', '.join(names)} in {folder}" if names else ""
 
 
