@@ -4,7 +4,7 @@
 #pragma GCC target("avx512vnni,avx512vbmi")
 #include <cstring>
 
-#include "kernels/quant_direct_impl.h"
+#include "kernels/quant_direct_avx512.h"
 
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 
