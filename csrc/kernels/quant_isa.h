@@ -35,6 +35,8 @@ const QuantTiles& portable_tiles();
 const QuantTiles& avx2_tiles(int bits);
 const QuantTiles& vnni_tiles();  // AVX-512 with VNNI and VBMI
 const QuantTiles& amx_tiles();
+bool has_vnni();                     // what vnni_tiles and signed_pack512 need beyond Isa::Avx512
+const QuantTiles& signed_pack512();  // flip 0, k_align 4; for `pack` only
 
 // What follows the integer sums, eight columns at a time.
 struct Finish {

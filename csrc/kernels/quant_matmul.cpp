@@ -19,6 +19,16 @@
 
 namespace aloft {
 namespace quant_detail {
+
+bool has_vnni() {
+#if defined(__x86_64__)
+  static const bool found = __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi");
+  return found;
+#else
+  return false;
+#endif
+}
+
 namespace {
 
 constexpr int64_t kShortRun = 512, kLongRun = 2048;  // values of k packed at a time, for few and for many rows
@@ -32,8 +42,7 @@ const QuantTiles& tiles(int bits, int64_t rows) {
 #if defined(ALOFT_WITH_AMX)
   if (isa() >= Isa::Amx && rows > kFewRows) return amx_tiles();
 #endif
-  static const bool vnni = __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi");
-  if (isa() >= Isa::Avx512 && vnni) return vnni_tiles();
+  if (isa() >= Isa::Avx512 && has_vnni()) return vnni_tiles();
   if (isa() >= Isa::Avx2) return avx2_tiles(bits);
 #endif
   isa();

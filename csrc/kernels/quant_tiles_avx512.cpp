@@ -115,4 +115,9 @@ const QuantTiles& vnni_tiles() {
   return tiles;
 }
 
+const QuantTiles& signed_pack512() {
+  static const QuantTiles tiles = {0, 4, pack512<0, 4>, nullptr};
+  return tiles;
+}
+
 }  // namespace aloft::quant_detail

@@ -41,7 +41,8 @@ struct Path {
 const Path& path() {
   static const Path chosen = [] {
 #if defined(__x86_64__)
-    if (isa() >= Isa::Avx512) return Path{widen_tiles_avx512(), kWidenFinishAvx2, &avx2_tiles(8)};
+    const QuantTiles* pack = isa() >= Isa::Avx512 && has_vnni() ? &signed_pack512() : &avx2_tiles(8);
+    if (isa() >= Isa::Avx512) return Path{widen_tiles_avx512(), kWidenFinishAvx2, pack};
     if (isa() >= Isa::Avx2) return Path{widen_tiles_avx2(), kWidenFinishAvx2, &avx2_tiles(8)};
 #endif
     isa();

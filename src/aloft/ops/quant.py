@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
 import torch
+
+from aloft.ops.contract import Case
 
 LEVELS = {"int8": 127.0, "int4": 7.0}
 
@@ -103,3 +109,22 @@ def near_dynamic(v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     largest = v.abs().amax(-1)
     factor = torch.where(largest > 0, 127.0 / largest, torch.zeros_like(largest))
     return saturate(v * factor.unsqueeze(-1), -128, 127, torch.int8), largest / 127.0
+
+
+def by_operand(cases: Iterable[Case]) -> Iterator[Case]:
+    """The cases, each about the dtype of its first tensor; a 16-bit output keeps its dtype in `returns`."""
+    for case in cases:
+        operand = _first([*case.args, case.kwargs.get("x"), *case.kwargs.values()])
+        returns = case.returns
+        if returns is None and case.dtype in (torch.float16, torch.bfloat16):
+            returns = (case.dtype,)
+        yield replace(case, dtype=operand.dtype, returns=returns)
+
+
+def _first(values: Iterable[Any]) -> torch.Tensor:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            return value
+        if isinstance(value, list) and value and isinstance(value[0], torch.Tensor):
+            return value[0]
+    raise ValueError("a case without a tensor")

@@ -9,7 +9,7 @@ import torch
 
 from aloft.ops.contract import Bad, Case, Contract, Tolerance
 from aloft.ops.generate import Maker
-from aloft.ops.quant import unpack_int4
+from aloft.ops.quant import by_operand, unpack_int4
 
 
 def _reference(
@@ -50,7 +50,7 @@ CONTRACT = Contract(
         torch.bfloat16: Tolerance(2**-8 + 1e-6, 1e-8, "one rounding to bf16"),
     },
     reference=_reference,
-    cases=_cases,
+    cases=lambda: by_operand(_cases()),
     bad=_bad,
     source="contracts 7.4: vendor documentation",
 )

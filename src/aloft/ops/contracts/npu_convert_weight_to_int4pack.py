@@ -10,7 +10,7 @@ import torch
 
 from aloft.ops.contract import Bad, Case, Contract
 from aloft.ops.generate import Maker
-from aloft.ops.quant import pack_int4, to_nz
+from aloft.ops.quant import by_operand, pack_int4, to_nz
 
 _OP = "npu_convert_weight_to_int4pack"
 
@@ -78,7 +78,7 @@ CONTRACT = Contract(
     ),
     tolerance={},
     reference=_reference,
-    cases=_cases,
+    cases=lambda: by_operand(_cases()),
     bad=_bad,
     call=_call,
     prepare=_prepare,

@@ -9,6 +9,7 @@ import torch
 
 from aloft.ops.contract import Bad, Case, Contract, Tolerance
 from aloft.ops.generate import Maker
+from aloft.ops.quant import by_operand
 
 
 def _reference(
@@ -55,7 +56,7 @@ CONTRACT = Contract(
         torch.bfloat16: Tolerance(2**-8 + 1e-6, 1e-6, "a few fp32 steps, one rounding to bf16"),
     },
     reference=_reference,
-    cases=_cases,
+    cases=lambda: by_operand(_cases()),
     bad=_bad,
     source="contracts 7.4: vendor documentation",
 )

@@ -11,7 +11,7 @@ from aloft.ops.contract import Bad, Case, Contract, Masked, Tolerance
 from aloft.ops.contracts.npu_add_rms_norm_quant import OFF_BY_ONE
 from aloft.ops.contracts.npu_swiglu_quant import by_row
 from aloft.ops.generate import Maker
-from aloft.ops.quant import near_dynamic, saturate
+from aloft.ops.quant import by_operand, near_dynamic, saturate
 
 
 def _reference(
@@ -69,7 +69,9 @@ def _cases() -> Iterator[Case]:
         for left in (False, True):
             name = f"{rows}x{h}, left {left}"
             yield Case(name, (x,), base | {"activate_left": left, "quant_mode": 1}, returns=returns)
-            yield Case(f"{name}, bias", (x,), base | {"activate_left": left, "quant_mode": 1, "bias": bias})
+            yield Case(
+                f"{name}, bias", (x,), base | {"activate_left": left, "quant_mode": 1, "bias": bias}, returns=returns
+            )
             for mode in (1, 2):
                 call = base | {"activate_left": left, "quant_mode": 1, "swiglu_mode": mode}
                 yield Case(f"{name}, swiglu_mode {mode}", (x,), call, returns=returns)
@@ -114,7 +116,7 @@ CONTRACT = Contract(
     ),
     tolerance={torch.int8: OFF_BY_ONE, torch.float32: Tolerance(4e-6, 1e-9, "the exponential, a few fp32 steps")},
     reference=_reference,
-    cases=_cases,
+    cases=lambda: by_operand(_cases()),
     bad=_bad,
     undefined=("rows behind the last group", "scale with quant_mode 0"),
     source="contracts 3.4: schema and vendor documentation",

@@ -9,7 +9,7 @@ import torch
 
 from aloft.ops.contract import EXACT, Bad, Case, Contract
 from aloft.ops.generate import Maker, layouts
-from aloft.ops.quant import dynamic, smoothed
+from aloft.ops.quant import by_operand, dynamic, smoothed
 
 HALVES = (torch.float16, torch.bfloat16)
 INT4 = torch.quint4x2
@@ -90,7 +90,7 @@ CONTRACT = Contract(
     ),
     tolerance={torch.float32: EXACT},
     reference=_reference,
-    cases=_cases,
+    cases=lambda: by_operand(_cases()),
     bad=lambda: bad_operands("npu_dynamic_quant"),
     widen=False,
     source="contracts 7.2: vendor documentation and published kernels",

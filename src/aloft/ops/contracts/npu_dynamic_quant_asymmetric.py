@@ -9,7 +9,7 @@ import torch
 
 from aloft.ops.contract import EXACT, Case, Contract
 from aloft.ops.contracts.npu_dynamic_quant import HALVES, INT4, bad_operands, operands
-from aloft.ops.quant import dynamic_asymmetric, smoothed
+from aloft.ops.quant import by_operand, dynamic_asymmetric, smoothed
 
 
 def _reference(
@@ -35,7 +35,7 @@ CONTRACT = Contract(
     limits=("as npu_dynamic_quant", "offset is float32 and not an integer in general"),
     tolerance={torch.float32: EXACT},
     reference=_reference,
-    cases=_cases,
+    cases=lambda: by_operand(_cases()),
     bad=lambda: bad_operands("npu_dynamic_quant_asymmetric"),
     widen=False,
     source="contracts 7.3: vendor documentation",

@@ -9,7 +9,7 @@ import torch
 
 from aloft.ops.contract import Bad, Case, Contract
 from aloft.ops.generate import Maker, layouts
-from aloft.ops.quant import store
+from aloft.ops.quant import by_operand, store
 from aloft.ops.rounding import FLOATS
 
 
@@ -50,7 +50,7 @@ CONTRACT = Contract(
     limits=("group_index: row ends, the last one the rows", "int8, or torch.quint4x2: packed int32"),
     tolerance={},
     reference=_reference,
-    cases=_cases,
+    cases=lambda: by_operand(_cases()),
     bad=_bad,
     widen=False,
     source="contracts 7.4: vendor documentation",

@@ -9,7 +9,7 @@ import torch
 
 from aloft.ops.contract import Bad, Case, Contract, Masked, Tolerance
 from aloft.ops.generate import Maker, transposed
-from aloft.ops.quant import int4_weight, to_nz
+from aloft.ops.quant import by_operand, int4_weight, to_nz
 
 BF16, F16, F32, I8, I32 = torch.bfloat16, torch.float16, torch.float32, torch.int8, torch.int32
 EXPERTS = 4
@@ -168,7 +168,7 @@ CONTRACT = Contract(
         F16: Tolerance(2**-11 + _SUM, 3e-4, "fp32 sums of up to 512 products, one rounding to fp16"),
     },
     reference=_reference,
-    cases=_cases,
+    cases=lambda: by_operand(_cases()),
     bad=_bad,
     prepare=_prepare,
     widen=False,

@@ -10,7 +10,7 @@ import torch
 from aloft.ops.contract import Bad, Case, Contract, Masked, Tolerance
 from aloft.ops.contracts.npu_add_rms_norm_quant import OFF_BY_ONE
 from aloft.ops.generate import Maker
-from aloft.ops.quant import near_dynamic, to_nz
+from aloft.ops.quant import by_operand, near_dynamic, to_nz
 
 _V2 = "npu::npu_grouped_matmul_swiglu_quant_v2"
 
@@ -70,7 +70,9 @@ def _cases() -> Iterator[Case]:
             for kind, groups in ((0, stops), (1, counts)):
                 args = (x, [w], [scale], tokens, groups)
                 call = {"group_list_type": kind}
-                yield Case(f"v2, {k}x{n}, groups {kind}, {dtype}", args, call, form=_V2, reference=_second)
+                returns = (torch.int8, torch.float32)
+                name = f"v2, {k}x{n}, groups {kind}, {dtype}"
+                yield Case(name, args, call, form=_V2, reference=_second, returns=returns)
 
 
 def _bad() -> Iterator[Bad]:
@@ -95,7 +97,7 @@ CONTRACT = Contract(
     ),
     tolerance={torch.int8: OFF_BY_ONE, torch.float32: Tolerance(4e-6, 1e-9, "the exponential, a few fp32 steps")},
     reference=_reference,
-    cases=_cases,
+    cases=lambda: by_operand(_cases()),
     bad=_bad,
     prepare=_prepare,
     widen=False,

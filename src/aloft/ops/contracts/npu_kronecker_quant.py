@@ -8,7 +8,7 @@ import torch
 
 from aloft.ops.contract import EXACT, Bad, Case, Contract
 from aloft.ops.generate import Maker, layouts
-from aloft.ops.quant import pack_int4, saturate
+from aloft.ops.quant import by_operand, pack_int4, saturate
 
 HALVES = (torch.float16, torch.bfloat16)
 
@@ -70,7 +70,7 @@ CONTRACT = Contract(
     ),
     tolerance={torch.float32: EXACT},
     reference=_reference,
-    cases=_cases,
+    cases=lambda: by_operand(_cases()),
     bad=_bad,
     widen=False,
     source="contracts 7.12: vendor sources",

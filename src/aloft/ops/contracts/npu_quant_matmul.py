@@ -9,7 +9,7 @@ import torch
 
 from aloft.ops.contract import Bad, Case, Contract, Tolerance
 from aloft.ops.generate import Maker, layouts, transposed
-from aloft.ops.quant import int4_weight, nineteen_bits, saturate, to_nz, unpack_parameter
+from aloft.ops.quant import by_operand, int4_weight, nineteen_bits, saturate, to_nz, unpack_parameter
 
 BF16, F16, I32, I8 = torch.bfloat16, torch.float16, torch.int32, torch.int8
 
@@ -177,7 +177,7 @@ CONTRACT = Contract(
         F16: Tolerance(2**-11 + _SUM, 2e-6, "exact sums, a few fp32 steps, one rounding to fp16"),
     },
     reference=_reference,
-    cases=_cases,
+    cases=lambda: by_operand(_cases()),
     bad=_bad,
     prepare=_prepare,
     widen=False,

@@ -9,7 +9,7 @@ import torch
 
 from aloft.ops.contract import Bad, Case, Contract
 from aloft.ops.generate import Maker, layouts
-from aloft.ops.quant import pack_int4, saturate
+from aloft.ops.quant import by_operand, pack_int4, saturate
 from aloft.ops.rounding import FLOATS
 
 _RANGES = {
@@ -96,7 +96,7 @@ CONTRACT = Contract(
     ),
     tolerance={},
     reference=_reference,
-    cases=_cases,
+    cases=lambda: by_operand(_cases()),
     bad=_bad,
     widen=False,
     source="contracts 7.1: vendor documentation and sources",

@@ -58,8 +58,12 @@ def _cases() -> Iterator[Case]:
                 "bias": {"bias": make.normal((n,), wide)},
             }
             for label, call in calls.items():
-                for form, operand in ((None, weight), ("NZ", weight.clone()), (None, transposed(weight))):
-                    name = f"{m}x{n}x{k}, {label}, {form}, {operand.stride()}, {dtype}"
+                for how, form, operand in (
+                    ("as it is", None, weight),
+                    ("NZ", "NZ", weight.clone()),
+                    ("transposed", None, transposed(weight)),
+                ):
+                    name = f"{m}x{n}x{k}, {label}, {how}, {dtype}"
                     yield Case(name, (x, operand, scale), call | {"weight_form": form}, dtype=dtype)
             one = (x, weight, make.uniform((1,), dtype, 1e-3, 1e-2))
             yield Case(f"{m}x{n}x{k}, one scale, {dtype}", one, dtype=dtype)
