@@ -15,7 +15,8 @@ class Recipe:
     ``static`` (one calibrated scale). rotate: Hadamard rotations folded into the weights. kronecker: an online rotation
     before each quantized product. smooth: exponent of SmoothQuant's migration, 0 for none. gptq: error feedback;
     otherwise nearest rounding. symmetric_inputs: no offset of
-    static activations. sensitive: layers of a 4-bit scheme whose activations keep 8 bits.
+    static activations. sensitive: layers whose activations keep 8 bits in a
+    4-bit scheme, or a scale a token in a static one.
     """
 
     scheme: str
@@ -38,6 +39,8 @@ class Recipe:
             return None
         if layer not in self.sensitive:
             return self
+        if self.bits == 8:
+            return replace(self, scheme="w8a8-dynamic", activations=TOKEN, sensitive=())
         return replace(self, scheme="w4a8", activation_bits=8, kronecker=False, sensitive=())
 
     @property
@@ -51,7 +54,14 @@ _RECIPES = {
         Recipe("float", 16),
         Recipe("w8a16", 8),
         Recipe("w8a8-dynamic", 8, activations=TOKEN, activation_bits=8, rotate=True),
-        Recipe("w8a8-static", 8, activations=STATIC, activation_bits=8, rotate=True),
+        Recipe(
+            "w8a8-static",
+            8,
+            activations=STATIC,
+            activation_bits=8,
+            rotate=True,
+            sensitive=("mlp.down_proj",),
+        ),
         Recipe("w4a16", 4, group=64, symmetric=False, gptq=True),
         Recipe("w4a8", 4, group=64, activations=TOKEN, activation_bits=8, rotate=True, gptq=True),
         Recipe(
@@ -92,7 +102,7 @@ def recipe(scheme: str, group: int | None = None, symmetric: bool | None = None,
             raise ValueError(f"--asymmetric goes with w4a16 only, not with {found.scheme}")
         found = replace(found, symmetric=symmetric)
     if algorithm in ("minmax", "mse"):
-        found = replace(found, gptq=False, smooth=0.0, rotate=False, search=algorithm == "mse")
+        found = replace(found, gptq=False, smooth=0.0, rotate=False, search=algorithm == "mse", sensitive=())
     elif algorithm == "gptq":
         found = replace(found, gptq=True)
     elif algorithm != "auto":
