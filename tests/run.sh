@@ -25,6 +25,7 @@ covered tests/test_*.py tests/runner tests/cli
 covered tests/ops
 covered tests/e2e
 covered tests/models
+covered tests/quantization
 plain tests/kernels tests/opapi
 plain tests/torch
 plain tests/install

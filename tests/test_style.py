@@ -34,6 +34,12 @@ def test_files_were_found() -> None:
     assert len(PYTHON) > 10 and len(CPP) > 10
 
 
+def test_every_folder_of_tests_is_run() -> None:
+    script = (ROOT / "tests" / "run.sh").read_text()
+    folders = {path.parent.relative_to(ROOT).as_posix() for path in tracked("tests/**/test_*.py", "tests/*/test_*.py")}
+    assert {folder for folder in folders if folder != "tests" and folder not in script} == set()
+
+
 def test_module_sizes() -> None:
     large = {str(path.relative_to(ROOT)): path.stat().st_size for path in PYTHON if path.stat().st_size > PYTHON_LIMIT}
     large |= {str(path.relative_to(ROOT)): path.stat().st_size for path in CPP if path.stat().st_size > CPP_LIMIT}
