@@ -151,7 +151,8 @@ class Worker:
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout, self._log):
             if stream:
-                stream.close()
+                with contextlib.suppress(BrokenPipeError):  # a command the dead process never read
+                    stream.close()
 
 
 def quantize(source: Path, target: Path, kind: str) -> None:
