@@ -5,13 +5,12 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 import torch_npu  # noqa: F401
 
-import aloft
+from aloft.runtime.choice import library_folder
 
 BLOCK, LENGTHS = 128, (1, 31, 300, 513, 1500, 129)
 FORMS = [(9, 3, 64), (16, 8, 128), (8, 1, 80)]
@@ -19,7 +18,7 @@ FORMS = [(9, 3, 64), (16, 8, 128), (8, 1, 80)]
 
 @pytest.fixture
 def threads() -> Iterator[ctypes.CDLL]:
-    library = ctypes.CDLL(str(Path(aloft.__file__).parent / "lib" / "libaloft_kernels.so"))
+    library = ctypes.CDLL(str(library_folder() / "libaloft_kernels.so"))
     before = library.aloftNumThreads()
     yield library
     library.aloftSetNumThreads(before)
