@@ -26,7 +26,7 @@ vllm_cpu() {
 
 openvino() { $PIP -r requirements/peers-openvino.txt; }
 
-LOCK=${ALOFT_BUILD_LOCK:-/tmp/aloft-build.lock}
+LOCK=${ALOFT_BUILD_LOCK:-$PEERS/.lock}  # builds of one machine may share a lock
 status=0
 for name in "${@:-llama_cpp vllm_cpu openvino}"; do
   for peer in $name; do

@@ -15,6 +15,7 @@ import lzma
 import platform
 import subprocess
 import sys
+import tempfile
 from importlib import metadata
 from pathlib import Path
 
@@ -47,7 +48,7 @@ FLOORS = {
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("schemes", nargs="*", metavar="SCHEME", help=f"default: all of {', '.join(SCHEMES)}")
-    parser.add_argument("--work", type=Path, default=Path("/tmp/aloft-quantization"))
+    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir(), "aloft-quantization"))
     parser.add_argument("--tokens", type=int, default=0, help="0: the whole text")
     parser.add_argument("--window", type=int, default=1024)
     options = parser.parse_args()
