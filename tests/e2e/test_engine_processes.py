@@ -15,7 +15,7 @@ from inprocess import ENGINES
 from aloft.runner import threads
 
 SCRIPT = """
-import json, sys
+import faulthandler, json, sys
 from vllm import LLM, SamplingParams
 
 if __name__ == "__main__":
@@ -26,6 +26,7 @@ if __name__ == "__main__":
         print("TOKENS", json.dumps(list(outputs[0].outputs[0].token_ids)), flush=True)
         if not sys.stdin.readline():
             break
+        faulthandler.dump_traceback_later(8)  # where it hangs, should it outlive its engine
 """
 DEADLINE = 10  # seconds within which everything must be gone
 
@@ -116,7 +117,8 @@ def test_killing_the_engine_ends_the_program(pair):
     engine = [p for p in children(process) if "resource_tracker" not in " ".join(p.cmdline())]
     for child in engine:
         child.kill()
-    process.stdin.write("\n")  # one more request
-    process.stdin.flush()
-    process.wait(timeout=DEADLINE)
+    try:
+        process.communicate("\n", timeout=DEADLINE)  # one more request; what it prints is read, so that it cannot block
+    except subprocess.TimeoutExpired as error:
+        pytest.fail(f"still there after {DEADLINE} s:\n{(error.stdout or b'').decode()[-6000:]}")
     assert process.returncode != 0
