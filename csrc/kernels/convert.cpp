@@ -6,6 +6,7 @@
 #include <limits>
 #include <type_traits>
 
+#include "acl/dtype.h"
 #include "kernels/convert_impl.h"
 #include "kernels/cpu.h"
 #include "kernels/half.h"
@@ -156,28 +157,6 @@ Row find_row(DType from, DType to) {
   }
 }
 
-size_t item_size(DType dtype) {
-  switch (dtype) {
-    case DType::I8:
-    case DType::U8:
-    case DType::Bool:
-      return 1;
-    case DType::F16:
-    case DType::BF16:
-    case DType::I16:
-    case DType::U16:
-      return 2;
-    case DType::F32:
-    case DType::I32:
-    case DType::U32:
-      return 4;
-    case DType::C128:
-      return 16;
-    default:
-      return 8;
-  }
-}
-
 DenseConversion find_dense(DType from, DType to) {
   static const ConvertKernels portable = ALOFT_CONVERT_KERNELS;
   const ConvertKernels* k = &portable;
@@ -209,8 +188,8 @@ void convert_strided(const void* from, DType from_dtype, const int64_t* from_str
   const int64_t outer = nest.outer(), inner = nest.inner();
   if (!outer || !inner) return;
   const int64_t f_step = nest.inner_stride(0), t_step = nest.inner_stride(1);
-  const int64_t f_item = static_cast<int64_t>(item_size(from_dtype)),
-                t_item = static_cast<int64_t>(item_size(to_dtype));
+  const int64_t f_item = static_cast<int64_t>(dtype_size(from_dtype)),
+                t_item = static_cast<int64_t>(dtype_size(to_dtype));
   const char* f = static_cast<const char*>(from);
   char* t = static_cast<char*>(to);
   const bool unit = f_step == 1 && t_step == 1;
