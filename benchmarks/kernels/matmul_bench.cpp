@@ -56,9 +56,11 @@ struct Shape {
 // The weights: BENCH_HUGE=1 asks for huge pages.
 struct Memory {
   explicit Memory(size_t bytes) : bytes(bytes) {
-    words = static_cast<uint16_t*>(std::aligned_alloc(2 << 20, bytes));
+    words = static_cast<uint16_t*>(std::aligned_alloc(2 << 20, (bytes + (2 << 20) - 1) >> 21 << 21));
     if (const char* huge = std::getenv("BENCH_HUGE"); huge && *huge == '1') madvise(words, bytes, MADV_HUGEPAGE);
   }
+  ~Memory() { std::free(words); }
+  Memory(const Memory&) = delete;
   uint16_t* data() { return words; }
   const uint16_t* data() const { return words; }
   size_t size() const { return bytes / 2; }
@@ -122,7 +124,8 @@ int main(int argc, char** argv) {
   const char* layout = std::getenv("LAYOUT");  // nz (default), nz_t, nk, kn
   const std::string how = layout ? layout : "nz";
   Memory memory(megabytes << 20);
-  for (size_t i = 0; i < memory.size(); ++i) memory[i] = static_cast<uint16_t>(0x3c00 + (i * 2654435761u >> 24) % 256);
+  for (size_t i = 0; i < memory.size(); ++i)
+    memory[i] = static_cast<uint16_t>(0x3c00 + (i * 2654435761u >> 24) % 256 + (i * 2246822519u >> 31 << 15));
   std::printf("isa %s, %d threads, weights %s bf16, %zu MiB in rotation\n", isa_name(isa()), num_threads(), how.c_str(),
               megabytes);
   std::printf("%-18s %5s %10s %8s %7s %9s %7s\n", "shape", "M", "us", "GB/s", "of read", "GFLOP/s", "of peak");
@@ -130,7 +133,10 @@ int main(int argc, char** argv) {
     if (only && !std::strstr(shape.name, only)) continue;
     for (int64_t m : rows_wanted()) {
       if (shape.n > 40000 && m > 128) continue;
-      std::vector<uint16_t> a(static_cast<size_t>(m * shape.k), 0x3f80), out(static_cast<size_t>(m * shape.n));
+      // Aligned and on huge pages, as device memory is.
+      Memory a(static_cast<size_t>(m * shape.k) * 2), out(static_cast<size_t>(m * shape.n) * 2);
+      for (size_t i = 0; i < a.size(); ++i) a[i] = memory[i * 7 % memory.size()] ^ static_cast<uint16_t>(i >> 3 << 15);
+      std::fill_n(out.data(), out.size(), uint16_t{0});
       const size_t size = static_cast<size_t>(shape.k * shape.n);
       const size_t copies = std::max<size_t>(1, memory.size() / size);
       Matmul call;

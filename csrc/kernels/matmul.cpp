@@ -45,11 +45,11 @@ const Kernels& kernels() {
 
 namespace {
 
-constexpr int64_t kSlabFloats = int64_t{4} << 20;     // widened left operand
-constexpr int64_t kBlockBytes = int64_t{512} << 10;   // the part of it a task works on: half of a 1 MiB L2
-constexpr int64_t kAmxBlockBytes = int64_t{1} << 20;  // the same for bf16 rows: half of a 2 MiB L2
-constexpr int64_t kTaskWork = 24576;                  // multiply-adds below which a task is not worth handing out
-constexpr int64_t kSmallProduct = int64_t{1} << 18;   // a batch of products up to this size is split by product
+constexpr int64_t kSlabFloats = int64_t{4} << 20;       // widened left operand
+constexpr int64_t kBlockBytes = int64_t{512} << 10;     // the part of it a task works on: half of a 1 MiB L2
+constexpr int64_t kAmxBlockBytes = int64_t{800} << 10;  // the same for bf16 rows and a 2 MiB L2
+constexpr int64_t kTaskWork = 24576;                    // multiply-adds below which a task is not worth handing out
+constexpr int64_t kSmallProduct = int64_t{1} << 18;     // a batch of products up to this size is split by product
 constexpr int64_t kAmxRows = 7;  // fewer rows stream faster through AVX-512 (benchmarks/kernels/README.md)
 
 size_t bytes_of(Element type) { return type == Element::F32 ? 4 : 2; }

@@ -5,8 +5,9 @@
 // the two values of a k pair side by side, FRACTAL_NZ has whole rows of 16: two rows of a panel are one 64-byte
 // register and one permutation. Up to 32 rows (decode) the pair of panels is streamed: step s + 1 is permuted into a
 // ring in L1 while step s multiplies, the memory kAhead further is fetched meanwhile, and nothing is kept. More rows:
-// the first 32 do the same but keep the permuted pair (64 bytes for each k, L2 at worst), the others reuse it, and
-// the second 32 fetch the next pair of panels.
+// all of k of a pair is permuted once (64 bytes for each k, in L2) for all rows of the block. The tile unit is kept
+// busy with everything else going on beside it, a little in each step: the rounding and storing of the 32 rows before,
+// the permutation of the next pair, the fetching of the one after.
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
@@ -21,6 +22,7 @@ namespace {
 constexpr int kTileRows = 16, kBlockRows = 2 * kTileRows;
 constexpr int64_t kTileValues = kTileRows * kStep;  // 1 KiB
 constexpr int64_t kRing = 4;                        // steps
+constexpr int64_t kStreamed = int64_t{1} << 21;     // values of a result that are too many for the caches
 
 // How a panel's values lie: element (k, j), j < 16.
 struct Source {
@@ -170,7 +172,7 @@ inline void multiply_block(int64_t rows, int panels, const bf16* a, int64_t a_ro
   return multiply_block<1, 1>(a, a_row, steps, sums, weights);
 }
 
-// Permuted weights: a ring of steps, or all steps of a pair.
+// Permuted weights: a ring of steps, or all steps of two pairs.
 bf16* weight_scratch(int64_t steps) {
   struct Free {
     void operator()(bf16* p) const { std::free(p); }
@@ -186,82 +188,169 @@ bf16* weight_scratch(int64_t steps) {
   return data.get();
 }
 
+// The panels of a pair.
+struct Sources {
+  Source panel[2] = {};
+  int count = 0;
+  Sources() = default;
+  Sources(const Product& c, int64_t pair) : count(c.panels_of(pair)) {
+    for (int p = 0; p < count; ++p) panel[p] = source_of(c, c.first_panel(pair) + p * c.panel_step());
+  }
+};
+
+// finish() for sums of tiles, which hold no denormals: one instruction rounds. Results that do not stay in the caches
+// anyway are written past them, which saves reading the lines first.
+void finish_sums(const Product& c, int64_t row0, int64_t rows, int64_t pair, float* sums) {
+  const int64_t n0 = c.first_panel(pair) * kPanel, stride = c.out.row_stride;
+  if (!c.plain() || c.out.type != Element::BF16 || c.out.col_stride != 1 || c.n - n0 < kPair) {
+    return finish(c, row0, rows, pair, sums);
+  }
+  bf16* to = static_cast<bf16*>(const_cast<void*>(c.out.data)) + row0 * stride + n0;
+  const auto rounded = [&](int64_t r) {
+    const float* from = sums + r * kPair;
+    return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(_mm512_load_ps(from + kPanel), _mm512_load_ps(from)));
+  };
+  if (c.m * stride >= kStreamed && reinterpret_cast<uintptr_t>(to) % 64 == 0 && stride % kPair == 0) {
+    for (int64_t r = 0; r < rows; ++r) _mm512_stream_si512(reinterpret_cast<__m512i*>(to + r * stride), rounded(r));
+  } else {
+    for (int64_t r = 0; r < rows; ++r) _mm512_storeu_si512(to + r * stride, rounded(r));
+  }
+}
+
+// Up to kBlockRows rows: the weights are streamed.
+void multiply_few(const Product& c, const bf16* a, int64_t a_row, int64_t row0, int64_t rows, int64_t begin,
+                  int64_t end) {
+  const int64_t steps = (c.k + kStep - 1) / kStep;
+  bf16* ring = weight_scratch(kRing);
+  alignas(64) float sums[kBlockRows * kPair];
+  Tiles tiles(shapes(rows));
+  int64_t made = 0;  // steps, of all pairs
+  const auto place = [&](int64_t step) { return ring + (step & (kRing - 1)) * 2 * kTileValues; };
+  const bool panels_of_two = c.b.layout == WeightLayout::Panels;
+  constexpr int64_t kStepsAhead = kAhead / kStep;
+  // `after`: what is made once `of` ends.
+  const auto make = [&](const Sources& of, const Sources& after, int64_t s) {
+    const int64_t k0 = s * kStep, count = std::min(kStep, c.k - k0);
+    if (panels_of_two && count == kStep && of.count == 2) {
+      const bool ends = s + kStepsAhead >= steps;
+      const Sources& later = ends ? after : of;
+      const int64_t at = (s + kStepsAhead - (ends ? steps : 0)) * kTileValues;
+      make_tiles(of.panel[0].data + s * kTileValues, of.panel[1].data + s * kTileValues, later.panel[0].data + at,
+                 later.panel[1].data + at, place(made));
+    } else {
+      for (int p = 0; p < of.count; ++p) make_tile(of.panel[p], k0, count, place(made) + p * kTileValues);
+    }
+    ++made;
+  };
+  Sources source(c, begin);
+  make(source, source, 0);
+  for (int64_t pair = begin; pair < end; ++pair) {
+    const int64_t first = made - 1;  // step 0 of this pair
+    const bool more = pair + 1 < end;
+    const Sources next = more ? Sources(c, pair + 1) : source;  // fetched ahead of its end, to no harm
+    multiply_block(rows, source.count, a, a_row, steps, sums, [&](int64_t s) {
+      if (s + 1 < steps) {
+        make(source, next, s + 1);
+      } else if (more) {
+        make(next, next, 0);
+      }
+      return place(first + s);
+    });
+    finish_sums(c, row0, rows, pair, sums);
+    source = next;
+  }
+}
+
+// Makes the tiles of one pair a little at a time.
+class Maker {
+ public:
+  Maker(const Product& c, int64_t pair, int64_t after, bf16* to)
+      : source_(c, pair), to_(to), k_(c.k), lines_((c.k + kStep - 1) / kStep * kTileRows) {
+    by_line_ = c.b.layout == WeightLayout::Panels && source_.count == 2 && c.k % kStep == 0;
+    if (by_line_) later_ = Sources(c, after);
+  }
+  int64_t lines() const { return lines_; }  // of a panel
+  void make(int64_t until) {
+    until = std::min(until, lines_);
+    if (by_line_) {
+      for (; at_ < until; ++at_) {
+        const bool ends = at_ + kLinesAhead >= lines_;
+        const int64_t ahead = at_ + kLinesAhead - (ends ? lines_ : 0);
+        const Source* later = ends ? later_.panel : source_.panel;
+        bf16* to = to_ + (at_ / kTileRows * 2 * kTileRows + at_ % kTileRows) * kStep;
+        fetch(later[0].data + ahead * kStep);
+        _mm512_store_si512(to, interleave(_mm512_loadu_si512(source_.panel[0].data + at_ * kStep)));
+        fetch(later[1].data + ahead * kStep);
+        _mm512_store_si512(to + kTileValues, interleave(_mm512_loadu_si512(source_.panel[1].data + at_ * kStep)));
+      }
+    } else {
+      for (; at_ + kTileRows <= until; at_ += kTileRows) {
+        const int64_t k0 = at_ * 2;
+        bf16* to = to_ + at_ * 2 * kStep;
+        for (int p = 0; p < source_.count; ++p) {
+          make_tile(source_.panel[p], k0, std::min(kStep, k_ - k0), to + p * kTileValues);
+        }
+      }
+    }
+  }
+
+ private:
+  static constexpr int64_t kLinesAhead = 48;
+  Sources source_, later_;
+  bf16* to_;
+  int64_t k_, lines_, at_ = 0;
+  bool by_line_;
+};
+
+// More rows: two pairs of permuted weights, one in use, one in the making.
+void multiply_many(const Product& c, const bf16* a, int64_t a_row, int64_t row0, int64_t rows, int64_t begin,
+                   int64_t end) {
+  const int64_t steps = (c.k + kStep - 1) / kStep, blocks = (rows + kBlockRows - 1) / kBlockRows;
+  bf16* const packed = weight_scratch(2 * steps);
+  alignas(64) float sums[2][kBlockRows * kPair];
+  struct {
+    int64_t row, rows = 0, done = 0, pair;
+    float* sums;
+  } waiting;  // a block with finished sums, and how many of its rows are stored
+  const auto finish_until = [&](int64_t row) {
+    if (row <= waiting.done) return;
+    finish_sums(c, waiting.row + waiting.done, row - waiting.done, waiting.pair, waiting.sums + waiting.done * kPair);
+    waiting.done = row;
+  };
+  int64_t shaped = kBlockRows, turn = 0;
+  Tiles tiles(shapes(shaped));
+  Maker first(c, begin, std::min(begin + 1, end - 1), packed);
+  first.make(kTileRows);
+  for (int64_t pair = begin; pair < end; ++pair) {
+    const int panels = c.panels_of(pair);
+    const bf16* weights = packed + (pair - begin) % 2 * steps * 2 * kTileValues;
+    const bool more = pair + 1 < end;
+    Maker next(c, more ? pair + 1 : pair, std::min(pair + 2, end - 1),
+               packed + (pair + 1 - begin) % 2 * steps * 2 * kTileValues);
+    for (int64_t block = 0; block < blocks; ++block) {
+      const int64_t row = block * kBlockRows, height = std::min<int64_t>(kBlockRows, rows - row);
+      if (height != shaped) tiles.configure(shapes(height)), shaped = height;
+      float* to = sums[turn++ % 2];
+      multiply_block(height, panels, a + row * a_row, a_row, steps, to, [&](int64_t s) {
+        // Beside the products of a step: a few rows of the block before, some of the next weights.
+        finish_until(waiting.rows * s / steps / 4 * 4);
+        if (pair == begin && block == 0) first.make((s + 2) * kTileRows);
+        if (more) next.make((block * steps + s + 1) * next.lines() / (blocks * steps));
+        return weights + s * 2 * kTileValues;
+      });
+      finish_until(waiting.rows);
+      waiting = {row0 + row, height, 0, pair, to};
+    }
+  }
+  finish_until(waiting.rows);
+}
+
 }  // namespace
 
 void amx_multiply(const Product& c, const bf16* a, int64_t a_row, int64_t row0, int64_t rows, int64_t begin,
                   int64_t end) {
-  const int64_t steps = (c.k + kStep - 1) / kStep;
-  const bool keep = rows > kBlockRows;
-  bf16* packed = weight_scratch(keep ? steps : kRing);
-  alignas(64) float sums[kBlockRows * kPair];
-  Tiles tiles(shapes(std::min<int64_t>(rows, kBlockRows)));
-  int64_t shaped = std::min<int64_t>(rows, kBlockRows);
-  Source source[2] = {}, next[2] = {};
-  const auto sources = [&](int64_t pair, Source(&of)[2]) {
-    for (int p = 0; p < c.panels_of(pair); ++p) of[p] = source_of(c, c.first_panel(pair) + p * c.panel_step());
-  };
-  int64_t made = 0;  // steps, of all pairs
-  const auto place = [&](int64_t step) {
-    return packed + (keep ? step % steps : step & (kRing - 1)) * 2 * kTileValues;
-  };
-  const bool panels_of_two = c.b.layout == WeightLayout::Panels;
-  constexpr int64_t kStepsAhead = kAhead / kStep;
-  // `after`: what is made once `of` ends.
-  const auto make = [&](int64_t pair, const Source(&of)[2], const Source(&after)[2], int64_t s) {
-    const int64_t k0 = s * kStep, count = std::min(kStep, c.k - k0);
-    if (panels_of_two && count == kStep && c.panels_of(pair) == 2) {
-      const bool ends = s + kStepsAhead >= steps;
-      const Source(&later)[2] = ends ? after : of;
-      const int64_t at = (s + kStepsAhead - (ends ? steps : 0)) * kTileValues;
-      make_tiles(of[0].data + s * kTileValues, of[1].data + s * kTileValues, later[0].data + at, later[1].data + at,
-                 place(made));
-    } else {
-      for (int p = 0; p < c.panels_of(pair); ++p) make_tile(of[p], k0, count, place(made) + p * kTileValues);
-    }
-    ++made;
-  };
-  sources(begin, source);
-  make(begin, source, source, 0);
-  for (int64_t pair = begin; pair < end; ++pair) {
-    const int panels = c.panels_of(pair);
-    const int64_t first = made - 1;  // step 0 of this pair
-    const bool more = pair + 1 < end;
-    if (more) {
-      sources(pair + 1, next);
-    } else {
-      std::copy_n(source, 2, next);  // fetched ahead of its end, to no harm
-    }
-    for (int64_t row = 0; row < rows; row += kBlockRows) {
-      const int64_t height = std::min<int64_t>(kBlockRows, rows - row);
-      if (height != shaped) tiles.configure(shapes(height)), shaped = height;
-      const bf16* from = a + row * a_row;
-      const auto kept = [&](int64_t s) { return keep ? packed + s * 2 * kTileValues : place(first + s); };
-      if (row == 0) {
-        multiply_block(height, panels, from, a_row, steps, sums, [&](int64_t s) {
-          if (s + 1 < steps) {
-            make(pair, source, next, s + 1);
-          } else if (more && !keep) {
-            make(pair + 1, next, next, 0);
-          }
-          return kept(s);
-        });
-      } else if (row == kBlockRows && more && c.b.layout == WeightLayout::Panels) {
-        multiply_block(height, panels, from, a_row, steps, sums, [&](int64_t s) {
-          for (int p = 0; p < panels; ++p) {
-            for (int64_t i = 0; i < kTileValues; i += kStep) {
-              _mm_prefetch(reinterpret_cast<const char*>(next[p].data + s * kTileValues + i), _MM_HINT_T1);
-            }
-          }
-          return kept(s);
-        });
-      } else {
-        multiply_block(height, panels, from, a_row, steps, sums, kept);
-      }
-      finish(c, row0 + row, height, pair, sums);
-    }
-    if (more && keep) make(pair + 1, next, next, 0);
-    std::copy_n(next, 2, source);
-  }
+  (rows > kBlockRows ? multiply_many : multiply_few)(c, a, a_row, row0, rows, begin, end);
+  _mm_sfence();  // what finish_sums() wrote past the caches, before other threads are told that it is there
 }
 
 }  // namespace aloft::matmul_detail

@@ -68,6 +68,19 @@ def test_a_row_does_not_depend_on_the_batch(dtype: str, how: str) -> None:
     LIBRARY.aloftSetNumThreads(len(os.sched_getaffinity(0)))
 
 
+def test_a_result_too_large_for_the_caches_is_the_same() -> None:
+    m, n, k = 70, 30048, 64  # 4 MiB; where it lies decides whether it is written past the caches
+    a, weight = data("bfloat16", m, k), lay_out(data("bfloat16", k, n, seed=1), "nz")
+    memory = np.full(m * n + 64, 0x7F7F, np.uint16)
+    aligned = -memory.ctypes.data % 64 // 2
+    for offset in (aligned, aligned + 8):
+        out = memory[offset : offset + m * n].reshape(m, n)
+        run(prepare(a, weight, out, "bfloat16"))
+        for first, rows in ((0, 5), (29, 10), (60, 10)):
+            part = product(a[first : first + rows], weight, n, "bfloat16")
+            assert np.array_equal(part, out[first : first + rows]), (offset, first)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_addend_alpha_beta_and_strided_output(dtype: str) -> None:
     m, n, k = 9, 50, 70
