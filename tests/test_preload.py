@@ -98,3 +98,15 @@ def test_costs_little() -> None:
         return min(times) * 1e3
 
     assert best_ms("virtual") - best_ms("cann") < 6
+
+
+@pytest.mark.parametrize(("module", "walks"), [("vllm", False), ("other", True)])
+def test_a_program_with_vllm_leaves_without_an_extra_walk_over_its_objects(module: str, walks: bool) -> None:
+    result = _python(
+        "import atexit, gc, sys, types\n"
+        "import _aloft_preload\n"
+        f"sys.modules[{module!r}] = types.ModuleType({module!r})\n"
+        "atexit._run_exitfuncs()\n"
+        "print(gc.isenabled())\n"
+    )
+    assert result.stdout.split() == [str(walks)], result.stderr

@@ -63,7 +63,8 @@ TOUCHED: dict[str, str] = {
     "vllm.distributed.parallel_state:ensure_model_parallel_initialized": "groups of size one",
     "vllm.distributed.parallel_state:destroy_model_parallel": "groups of size one, at exit",
     "vllm.distributed.parallel_state:destroy_distributed_environment": "groups of size one, at exit",
-    "vllm.v1.engine.core_client:SyncMPClient.get_output": "where a program waits for an engine",
+    "vllm.v1.engine.core_client:SyncMPClient.get_output": "where a program waits for an engine; its outputs_queue",
+    "vllm.v1.engine.exceptions:EngineDeadError": "what a program gets that waits for a dead engine",
     "vllm.utils.torch_utils:set_random_seed": "engine seed",
     "vllm.config.kernel:IrOpPriorityConfig": "choice of IR implementations",
     "vllm.ir:ops": "IR operators",
@@ -99,3 +100,10 @@ def resolve(name: str) -> object:
             f"vLLM {metadata.version('vllm')} has no {name} ({TOUCHED.get(name, 'internal')})."
         ) from error
     return found
+
+
+def report_dead_engine(client: object) -> None:
+    """Makes a ``SyncMPClient`` that waits for an engine's output raise vLLM's EngineDeadError instead."""
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    client.outputs_queue.put_nowait(EngineDeadError())  # type: ignore[attr-defined]

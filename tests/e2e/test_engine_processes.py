@@ -118,7 +118,9 @@ def test_killing_the_engine_ends_the_program(pair):
     for child in engine:
         child.kill()
     try:
-        process.communicate("\n", timeout=DEADLINE)  # one more request; what it prints is read, so that it cannot block
+        output, _ = process.communicate(
+            "\n", timeout=DEADLINE
+        )  # one more request; what it prints is read, so that it cannot block
     except subprocess.TimeoutExpired as error:
         pytest.fail(f"still there after {DEADLINE} s:\n{(error.stdout or b'').decode()[-6000:]}")
-    assert process.returncode != 0
+    assert process.returncode == 1 and "EngineDeadError" in output, output[-6000:]

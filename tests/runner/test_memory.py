@@ -145,4 +145,4 @@ def test_a_killed_engine_leaves_no_name(tmp_path):
 
 def test_this_process_is_nobodys_engine():
     assert not parent.watch()
-    assert not parent._main_thread_waits()
+    assert parent._waiting_client() is None

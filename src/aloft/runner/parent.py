@@ -1,7 +1,7 @@
 """Processes that belong together end together, however one of them died.
 
 An engine process waits for the end of the process that started it. A program that waits for an engine process which
-was killed is interrupted: vLLM's synchronous client would wait for its answer for ever.
+was killed gets vLLM's EngineDeadError: its synchronous client would wait for the answer for ever.
 """
 
 from __future__ import annotations
@@ -9,17 +9,19 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
-import signal
 import sys
 import threading
 import time
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 
+from aloft import compat
+
 logger = logging.getLogger("vllm.aloft.parent")
 
 _EXIT_CODE = 70
 _POLL_SECONDS = 1.0
+_PAUSE_SECONDS = 0.2
 _ENGINE = "EngineCore"
 _WAITS_IN = ("core_client.py", "get_output")
 _started: set[str] = set()
@@ -38,7 +40,7 @@ def watch_engines() -> bool:
     """Watches the engine processes this program starts; returns whether it does (not in an engine's process)."""
     if multiprocessing.parent_process() is not None:
         return False
-    _start("aloft-engine-watch", _interrupt_after_engines)
+    _start("aloft-engine-watch", _release_after_engines)
     return True
 
 
@@ -54,24 +56,28 @@ def _exit_after(parent: BaseProcess) -> None:
     os._exit(_EXIT_CODE)  # device memory is a file descriptor of this process: nothing to clean up
 
 
-def _interrupt_after_engines() -> None:
+def _release_after_engines() -> None:
     engines: set[BaseProcess] = set()
     while True:
-        time.sleep(_POLL_SECONDS)
         engines.update(child for child in multiprocessing.active_children() if child.name.startswith(_ENGINE))
-        killed = [child for child in engines if (child.exitcode or 0) < 0]
-        if killed and _main_thread_waits():
-            logger.error("Engine process %s was killed (signal %d).", killed[0].pid, -(killed[0].exitcode or 0))
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-            engines.difference_update(killed)
+        alive = [child.sentinel for child in engines if child.exitcode is None]
+        if alive:
+            wait(alive, timeout=_POLL_SECONDS)
+        failed = [child for child in engines if child.exitcode]
+        client = _waiting_client() if failed else None
+        if client is not None:
+            logger.error("Engine process %s ended with exit code %d.", failed[0].pid, failed[0].exitcode)
+            compat.report_dead_engine(client)
+            engines.difference_update(failed)
+        time.sleep(_PAUSE_SECONDS if failed else _POLL_SECONDS)
 
 
-def _main_thread_waits() -> bool:
-    """Whether the main thread is inside the client's call that waits for an engine's output."""
+def _waiting_client() -> object | None:
+    """The client in whose call for an engine's output the main thread is."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     while frame is not None:
         code = frame.f_code
         if (os.path.basename(code.co_filename), code.co_name) == _WAITS_IN:
-            return True
+            return frame.f_locals.get("self")
         frame = frame.f_back
-    return False
+    return None
