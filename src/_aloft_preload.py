@@ -6,7 +6,9 @@ path: the loader then takes them for their names, whatever LD_LIBRARY_PATH holds
 only, about a millisecond, and never a reason for Python not to start.
 """
 
+import _thread
 import atexit
+import gc
 import os
 import sys
 
@@ -56,27 +58,37 @@ def preload() -> None:
     if os.environ.get("TASK_QUEUE_ENABLE", "0") != "0":
         sys.stderr.write("aloft: TASK_QUEUE_ENABLE is ignored, the virtual NPU takes operators directly\n")
     os.environ["TASK_QUEUE_ENABLE"] = "0"
-    sys.meta_path.insert(0, _AfterTorchNpu)
+    sys.meta_path.insert(0, _AroundImports)
     atexit.register(_leave)  # before anything else registers: runs last
 
 
 def _leave() -> None:
     """Spares a program with vLLM in it one of the collector's walks over its million objects: a second of its exit.
 
-    The walk after the modules are gone stays: freezing the objects instead would have nanobind report leaks.
+    The walk after the modules are gone stays: were the objects still frozen, nanobind would report leaks.
     """
     if "vllm" in sys.modules:
-        import gc
-
         gc.disable()
+        gc.unfreeze()
 
 
-class _AfterTorchNpu:
-    """Import hook: whichever way torch_npu gets imported, its operators are ours right after."""
+class _AroundImports:
+    """Import hook for torch, torch_npu and vLLM.
+
+    Whichever way torch_npu gets imported, its operators are ours right after. While a module of these packages is
+    executed, no garbage is collected: what imports make stays, and looking through it over and over took a sixth of
+    vLLM's start.
+    """
+
+    MANY = 50_000  # objects a single import must have made for them to be worth it
+    lock = _thread.allocate_lock()
+    pauses = 0
+    collects = False
 
     @classmethod
     def find_spec(cls, name, path=None, target=None):
-        if name != "torch_npu":
+        package = name.partition(".")[0]
+        if package != "vllm" and name not in ("torch", "torch_npu"):
             return None
         for finder in sys.meta_path:
             spec = None if finder is cls else finder.find_spec(name, path, target)
@@ -84,16 +96,45 @@ class _AfterTorchNpu:
                 break
         else:
             return None
-        run = spec.loader.exec_module
+        run = getattr(spec.loader, "exec_module", None)
+        if run is None:
+            return spec
 
         def exec_module(module):
-            run(module)
-            from aloft.runtime.autoload import install
+            if name == "vllm":
+                from aloft.runtime import triton
 
-            install()
+                triton.hide()
+            cls.pause()
+            try:
+                run(module)
+                if name == "torch_npu":
+                    from aloft.runtime.autoload import install
+
+                    install()
+            finally:
+                cls.resume(package == "vllm")
 
         spec.loader.exec_module = exec_module
         return spec
+
+    @classmethod
+    def pause(cls):
+        with cls.lock:
+            if not cls.pauses:
+                cls.collects = gc.isenabled()
+                gc.disable()
+            cls.pauses += 1
+
+    @classmethod
+    def resume(cls, stays):
+        with cls.lock:
+            cls.pauses -= 1
+            if cls.pauses or not cls.collects:
+                return
+            if stays and gc.get_count()[0] > cls.MANY:
+                gc.freeze()  # vLLM does so too, when an engine stands; a forked engine shares what is frozen
+            gc.enable()
 
 
 try:

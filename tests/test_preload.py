@@ -110,3 +110,20 @@ def test_a_program_with_vllm_leaves_without_an_extra_walk_over_its_objects(modul
         "print(gc.isenabled())\n"
     )
     assert result.stdout.split() == [str(walks)], result.stderr
+
+
+def test_no_garbage_is_collected_while_vllm_is_imported() -> None:
+    """Nor is triton imported with it; afterwards the collector runs, or not, as before."""
+    program = """
+import gc, sys
+collections = []
+gc.callbacks.append(lambda phase, info: collections.append(info))
+{before}
+import vllm
+print(gc.isenabled(), len(collections), gc.get_freeze_count() > 50_000, sys.modules["triton"])
+"""
+    on = _python(program.format(before=""), ALOFT_RUNTIME="virtual").stdout.split()
+    assert int(on.pop(1)) < 50  # hundreds otherwise
+    assert on == ["True", "True", "None"]
+    off = _python(program.format(before="gc.disable()"), ALOFT_RUNTIME="virtual", VLLM_PLUGINS="other").stdout
+    assert off.startswith("False 0 False <module 'triton'")

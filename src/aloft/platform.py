@@ -8,7 +8,6 @@ without a usable default is defined here, even if only to refuse.
 from __future__ import annotations
 
 import functools
-import os
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -224,7 +223,7 @@ class AloftPlatform(Platform):
     def check_and_update_config(cls, vllm_config: VllmConfig) -> None:
         from vllm.config import CompilationMode
 
-        from aloft import config, limits, offline, quantization
+        from aloft import config, limits, offline, processes, quantization
         from aloft.runner import parent
 
         config.parse(vllm_config.additional_config if isinstance(vllm_config.additional_config, dict) else None)
@@ -238,8 +237,7 @@ class AloftPlatform(Platform):
             parallel.worker_cls = WORKER
         parallel.disable_custom_all_reduce = True
         parent.watch_engines()
-        if _npu().is_initialized():  # a forked engine could not use the device
-            os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+        processes.choose_start_method(_npu().is_initialized())
         compilation = vllm_config.compilation_config
         if compilation.mode not in (None, CompilationMode.NONE):
             logger.warning_once("Compilation is not supported on npu; the model runs eagerly.")

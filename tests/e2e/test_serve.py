@@ -168,6 +168,8 @@ def test_interrupt_ends_everything_in_time(server: Server) -> None:
     assert time.monotonic() - started < 5
     assert server.process.wait() == 0, server.output()
     assert [file for file in files if file.exists()] == []
+    output = server.output()
+    assert "leaked" not in output and "started   in" in output, output
 
 
 @pytest.mark.parametrize("victim", ["api server", "engine"])

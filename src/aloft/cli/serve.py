@@ -13,6 +13,8 @@ import sys
 import time
 from types import FrameType
 
+import psutil
+
 from aloft.cli.client import Answer, Client
 from aloft.cli.errors import UserError
 from aloft.runtime.choice import device_line
@@ -21,6 +23,7 @@ QUESTION = "What is the capital of France?"
 # From an interrupt until the whole process group is killed; a user waits at most 5 s for Ctrl-C.
 GRACE_S = 3.0
 _PR_SET_PDEATHSIG = 1
+_ENGINE = "VLLM::Engine"
 
 
 def serve(model: str | None, host: str, port: int, arguments: list[str], ask: bool) -> int:
@@ -59,8 +62,10 @@ def serve(model: str | None, host: str, port: int, arguments: list[str], ask: bo
     interrupted = _Interrupt()
     try:
         with interrupted:
-            if _wait_healthy(server, Client(host, port), interrupted) and ask:
-                _ask(Client(host, port), device)
+            if _wait_healthy(server, Client(host, port), interrupted):
+                print(f"\n  started   {_start_split(server.pid)}", flush=True)
+                if ask:
+                    _ask(Client(host, port), device)
             while server.poll() is None and not interrupted:
                 time.sleep(0.1)
     finally:
@@ -153,13 +158,25 @@ def _wait_healthy(server: subprocess.Popen[bytes], client: Client, interrupted: 
     return False
 
 
+def _start_split(pid: int) -> str:
+    """How long the server took to be healthy, a moment ago, and which part of it its engine process did not exist."""
+    now = time.time()
+    server = psutil.Process(pid)
+    total = now - server.create_time()
+    engines = [child.create_time() for child in server.children(recursive=True) if child.name().startswith(_ENGINE)]
+    if not engines:
+        return f"in {total:.1f} s"
+    imports = min(engines) - server.create_time()
+    return f"in {total:.1f} s: imports and configuration {imports:.1f}, engine and server {total - imports:.1f}"
+
+
 def _ask(client: Client, device: str) -> None:
     answer = Answer()
     name = client.model()
     for _ in client.stream(name, [{"role": "user", "content": QUESTION}], answer, temperature=0, max_tokens=32):
         pass
     print(
-        f"\n  model     {name}\n"
+        f"  model     {name}\n"
         f"  question  {QUESTION}\n"
         f"  answer    {answer.text.strip()}\n"
         f"  speed     {answer.num_tokens} tokens, {answer.tokens_per_second():.1f} tok/s, "

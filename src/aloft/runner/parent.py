@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import socket
 import sys
 import threading
 import time
@@ -28,12 +29,37 @@ _started: set[str] = set()
 
 
 def watch() -> bool:
-    """Watches the parent, in a process vLLM spawned; returns whether it does (not in a user's own process)."""
+    """Watches the parent, in a process vLLM started; returns whether it does (not in a user's own process)."""
     parent = multiprocessing.parent_process()
     if parent is None:
         return False
+    _close_ports()
     _start("aloft-parent-watch", _exit_after, parent)
     return True
+
+
+def _close_ports() -> None:
+    """Closes the ports a forked process got from its parent: they are to be free as soon as the parent has ended."""
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            inherited = socket.socket(fileno=int(name))
+        except OSError:
+            continue  # no socket, or closed by now
+        if _is_port(inherited):
+            inherited.close()
+        else:
+            inherited.detach()
+
+
+def _is_port(inherited: socket.socket) -> bool:
+    """Whether a socket is for listening on a TCP port; it may not listen yet."""
+    if inherited.family not in (socket.AF_INET, socket.AF_INET6) or inherited.type != socket.SOCK_STREAM:
+        return False
+    try:
+        inherited.getpeername()
+    except OSError:
+        return inherited.getsockname()[1] != 0
+    return False
 
 
 def watch_engines() -> bool:
