@@ -17,7 +17,7 @@ def test_defaults():
 
 def test_public_surface_is_frozen():
     """A new key is a decision: extend this list together with its documentation."""
-    assert {"weight_nz_mode", "num_threads", "kv_cache_tokens", "graph_attention"} == config.KNOWN
+    assert {"weight_nz_mode", "num_threads", "kv_cache_tokens", "graph_attention", "fusion_level"} == config.KNOWN
 
 
 def test_known_keys_are_parsed_into_a_frozen_object():
@@ -49,6 +49,8 @@ def test_unknown_key_names_the_nearest_valid_one(given, named):
         {"weight_nz_mode": True},
         {"num_threads": -1},
         {"kv_cache_tokens": 1.5},
+        {"fusion_level": "some"},
+        {"fusion_level": 1},
     ],
 )
 def test_wrong_values_are_refused_naming_the_key(given):

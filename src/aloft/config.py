@@ -31,12 +31,15 @@ class AloftConfig:
         (``max_num_seqs`` x ``max_model_len``) within the memory budget.
     graph_attention: how a captured decode step learns its sequence lengths: ``device`` (the operator reads them),
         ``host`` (each layer's call is updated before a replay), ``auto`` (default): ``device`` where the runtime can.
+    fusion_level: how much of a decoder layer one operator does: ``none``, ``partial``, ``full``, ``blocked``; ``auto``
+        (default) chooses by the tokens of a step. See ``aloft.models.level``.
     """
 
     weight_nz_mode: int = 2
     num_threads: int = 0
     kv_cache_tokens: int = 0
     graph_attention: str = "auto"
+    fusion_level: str = "auto"
 
     def __post_init__(self) -> None:
         if self.weight_nz_mode not in (0, 1, 2):
@@ -44,6 +47,11 @@ class AloftConfig:
         if self.graph_attention not in ("auto", "device", "host"):
             raise ValueError(
                 f"additional_config graph_attention must be auto, device or host, not {self.graph_attention!r}"
+            )
+        if self.fusion_level not in ("auto", "full", "partial", "blocked", "none"):
+            raise ValueError(
+                "additional_config fusion_level must be auto, full, partial, blocked or none, "
+                f"not {self.fusion_level!r}"
             )
         for name in ("num_threads", "kv_cache_tokens"):
             if getattr(self, name) < 0:

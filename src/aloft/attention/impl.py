@@ -18,7 +18,7 @@ from aloft.attention import int8
 from aloft.attention.cache import KVCache
 from aloft.attention.metadata import AloftAttentionMetadata
 from aloft.errors import UnsupportedFeature
-from aloft.ops import paged_attention
+from aloft.ops import decoder_layer, paged_attention
 
 # torch_npu operator contracts, fused attention, packed (TND) layout: head sizes; sparse modes and mask
 _FUSED_HEAD_SIZES = (64, 128)
@@ -95,13 +95,19 @@ class AloftAttentionImpl(AttentionImpl[AloftAttentionMetadata]):
             if self.cache_scales is not None:
                 key, value = (scales.codes(x) for scales, x in zip(self.cache_scales, (key, value), strict=True))
             _write(key, value, kv_cache, attn_metadata.slot_mapping)
-        if attn_metadata.captured is not None:
-            attn_metadata.captured.attend(self, query, kv_cache, attn_metadata, output)
-        elif self.fused_serves(query.dtype):
-            self._fused(query, kv_cache, attn_metadata, output, attn_metadata.kv_lens)
-        else:
-            self._paged(query, kv_cache, attn_metadata, output, attn_metadata.kv_lens)
+        self.attend(query, kv_cache, attn_metadata, output)
         return output
+
+    def attend(
+        self, query: torch.Tensor, kv_cache: KVCache, metadata: AloftAttentionMetadata, output: torch.Tensor
+    ) -> None:
+        """Attention over a cache that holds the step's keys and values already: writes output ``[T, Hq, D]``."""
+        if metadata.captured is not None:
+            metadata.captured.attend(self, query, kv_cache, metadata, output)
+        elif self.fused_serves(query.dtype):
+            self._fused(query, kv_cache, metadata, output, metadata.kv_lens)
+        else:
+            self._paged(query, kv_cache, metadata, output, metadata.kv_lens)
 
     def fused_serves(self, dtype: torch.dtype) -> bool:
         """Whether the fused operator takes this layer's attention in ``dtype``."""
@@ -204,8 +210,4 @@ def _no_lse(device: torch.device) -> torch.Tensor:
 
 
 def _write(key: torch.Tensor, value: torch.Tensor, cache: KVCache, slots: torch.Tensor) -> None:
-    """Copies the new keys and values to their slots. The operator takes 16-bit types; float32 is copied as pairs."""
-    tensors = (key.contiguous(), value.contiguous(), cache.key, cache.value)
-    if key.dtype == torch.float32:
-        tensors = tuple(tensor.view(torch.bfloat16) for tensor in tensors)  # type: ignore[assignment]
-    torch.ops.npu.npu_scatter_pa_kv_cache(*tensors, slots, cache_mode="Norm")
+    decoder_layer.write_cache(key, value, cache.key, cache.value, slots)

@@ -30,7 +30,7 @@ class RotaryMixin:
         self, positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """query ``[T, Hq * D]``, key ``[T, Hkv * D]`` or None; returns rotated tensors of the same shapes."""
-        cos, sin = self._tables(positions, query)
+        cos, sin = self.tables(positions, query)
         return self._rotate(query, cos, sin), None if key is None else self._rotate(key, cos, sin)
 
     def _rotate(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -41,7 +41,7 @@ class RotaryMixin:
         turned = torch.ops.npu.npu_rotary_mul(heads[..., : self.rotary_dim].contiguous(), cos, sin, mode)
         return torch.cat((turned, heads[..., self.rotary_dim :]), dim=-1).view(x.shape)
 
-    def _tables(self, positions: torch.Tensor, query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def tables(self, positions: torch.Tensor, query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin of the step, ``[T, 1, rotary_dim]`` in the query's dtype."""
         if not is_forward_context_available():
             return self._look_up(positions, query)

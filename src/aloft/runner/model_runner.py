@@ -22,6 +22,7 @@ from vllm.v1.outputs import (
 from vllm.v1.sample.logits_processor import build_logitsprocs
 from vllm.v1.worker.gpu_input_batch import InputBatch
 
+from aloft import models
 from aloft.attention import captured
 from aloft.attention.cache import KVCache
 from aloft.attention.captured import CapturedAttention
@@ -67,7 +68,7 @@ class ModelRunner:
     # ---- start-up -----------------------------------------------------------------------------------------------
 
     def load_model(self) -> None:
-        self.model = get_model(vllm_config=self.vllm_config)
+        self.model = models.fuse(get_model(vllm_config=self.vllm_config), self.config.fusion_level)
 
     def get_kv_cache_spec(self) -> dict[str, KVCacheSpec]:
         specs, self.shared_layers = kv.layers_and_specs(self.vllm_config)

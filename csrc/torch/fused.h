@@ -1,0 +1,79 @@
+// What the fused operators of a decoder layer share: argument checks, weights as the kernels take them, scratch.
+#pragma once
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+
+#include "acl/launch.h"
+#include "kernels/matmul.h"
+#include "kernels/norm.h"
+
+namespace aloft::fused {
+
+using Optional = std::optional<at::Tensor>;
+
+// The dtype of the model: float32, float16 or bfloat16, else a ValueError.
+void check_dtype(const char* op, const char* name, const at::Tensor& t);
+DType dtype_of(const at::Tensor& t);
+
+// A matrix [rows, width] of the model's dtype, dense.
+void check_rows(const char* op, const char* name, const at::Tensor& t, const at::Tensor& like, int64_t rows,
+                int64_t width);
+// A dense vector [width] of the model's dtype, on the device of `like`.
+void check_vector(const char* op, const char* name, const at::Tensor& t, const at::Tensor& like, int64_t width);
+inline bool given(const Optional& t) { return t && t->defined(); }
+
+// y = x @ weight + bias, a weight [in, out] in FRACTAL_NZ or ND.
+struct Projection {
+  Operand weight;
+  int64_t in = 0, out = 0;
+  const void* bias = nullptr;
+  Element type = Element::F32;
+
+  // x [rows, in] and y [rows, out], both dense. y of `out` columns without bias where it is for matmul_gated.
+  Matmul call(int64_t rows, const void* x, void* y) const;
+  // y = x @ weight + bias
+  void operator()(int64_t rows, const void* x, void* y) const;
+};
+// Checks weight [in, out] (out < 0: any) and bias [out].
+Projection projection(const char* op, const char* name, const at::Tensor& weight, const Optional& bias,
+                      const at::Tensor& like, int64_t in, int64_t out = -1);
+
+inline char* shifted(const void* base, int64_t elements, DType dtype) {
+  return static_cast<char*>(const_cast<void*>(base)) + elements * (dtype == DType::F32 ? 4 : 2);
+}
+
+// Rows handled at a time: all of them for block_rows 0.
+int64_t rows_at_a_time(const char* op, int64_t rows, int64_t block_rows);
+
+// Device memory for several arrays, one allocation. Work that is launched before the tensor dies may use it, as any
+// memory of torch_npu's allocator: it is reused by later work of the stream only.
+class Scratch {
+ public:
+  int64_t add(int64_t elements, DType dtype);  // offset
+  void allocate(const at::Tensor& like);
+  void* at(int64_t offset) const {
+    return memory_.defined() ? static_cast<char*>(memory_.data_ptr()) + offset : nullptr;
+  }
+
+ private:
+  at::Tensor memory_;
+  int64_t bytes_ = 0;
+};
+
+// Launches `work` on the current stream of the device of `out`; raises what it reports.
+template <class F>
+void run(const char* op, const at::Tensor& out, F&& work);
+
+}  // namespace aloft::fused
+
+#include <c10/core/DeviceGuard.h>
+
+#include "torch/device.h"
+
+template <class F>
+void aloft::fused::run(const char* op, const at::Tensor& out, F&& work) {
+  const c10::OptionalDeviceGuard guard(out.device());
+  const aclError error = launch(torch_route::current_stream(out.device().index()), op, std::forward<F>(work));
+  if (error != kOk) torch_route::raise(error, op);
+}

@@ -1,0 +1,101 @@
+"""A decoder layer of three operator calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from vllm.forward_context import get_forward_context
+
+from aloft.layers.linear import product
+from aloft.models.level import BLOCK_ROWS, Fusion
+from aloft.models.plain import Parts
+
+
+class FusedDecoderLayer(torch.nn.Module):
+    """Stands where a plain decoder layer stood, with the same children under the same names.
+
+    The results are those of the layer it replaces, bit for bit, at every level.
+    """
+
+    def __init__(self, layer: torch.nn.Module, parts: Parts, fusion: Fusion) -> None:
+        super().__init__()
+        for name, child in layer.named_children():
+            self.add_module(name, child)
+        self._unfused = (layer,)  # in a tuple: as a child it would double every parameter's name
+        self._parts = parts
+        self._level = fusion.level
+        operators = torch.ops.aloft
+        self._attention_input = operators.attention_input.default
+        self._mlp_block = operators.mlp_block.default
+        self._gated = operators.gated_matmul.default
+
+    def forward(
+        self,
+        positions: torch.Tensor,
+        hidden_states: torch.Tensor,
+        residual: torch.Tensor | None,
+        t_cond: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """positions ``[T]``, hidden_states and residual ``[T, W]``; returns the next layer's pair.
+
+        ``t_cond`` is what Mistral's model passes to its layers; plain ones have no use for it.
+        """
+        metadata: Any = get_forward_context().attn_metadata
+        if metadata is None:  # memory profiling: there is no cache yet
+            return self._unfused[0](positions, hidden_states, residual)
+        parts = self._parts
+        attention, own = parts.attention, metadata[parts.name]
+        cache, impl = attention.kv_cache, attention.impl
+        level = self._level(hidden_states.shape[0])
+        rows = BLOCK_ROWS if level == "blocked" else 0
+        cos, sin = parts.rotary.tables(positions, hidden_states)
+        query, total = self._attention_input(
+            hidden_states,
+            residual,
+            parts.input_norm.weight,
+            parts.input_norm.epsilon,
+            parts.qkv.weight,
+            parts.qkv.bias,
+            cos,
+            sin,
+            not parts.rotary.is_neox_style,
+            cache.key,
+            cache.value,
+            own.slot_mapping,
+            impl.num_heads,
+            None if parts.q_norm is None else parts.q_norm.weight,
+            None if parts.k_norm is None else parts.k_norm.weight,
+            0.0 if parts.q_norm is None else parts.q_norm.epsilon,
+            rows,
+        )
+        if residual is None:
+            total = hidden_states
+        attended = torch.empty_like(query)
+        impl.attend(query, cache, own, attended)
+        attended = attended.flatten(1)
+        if level == "partial":
+            return self._separate(attended, total)
+        return self._mlp_block(
+            attended,
+            total,
+            parts.output.weight,
+            parts.output.bias,
+            parts.mlp_norm.weight,
+            parts.mlp_norm.epsilon,
+            parts.gate_up.weight,
+            parts.gate_up.bias,
+            parts.down.weight,
+            parts.down.bias,
+            rows,
+        )
+
+    def _separate(self, attended: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What ``mlp_block`` does, in operators of which each leaves its result in memory."""
+        parts = self._parts
+        projected = product(attended, parts.output.weight, parts.output.bias)
+        normed, _, total = torch.ops.npu.npu_add_rms_norm(
+            projected, residual, parts.mlp_norm.weight, parts.mlp_norm.epsilon
+        )
+        activated = self._gated(normed, parts.gate_up.weight, parts.gate_up.bias)
+        return product(activated, parts.down.weight, parts.down.bias), total
