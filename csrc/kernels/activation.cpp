@@ -12,7 +12,9 @@ namespace {
 const ActivationKernels& kernels() {
   static const ActivationKernels portable = ALOFT_ACTIVATION_KERNELS;
 #if defined(__x86_64__)
-  static const ActivationKernels& best = isa() == Isa::Portable ? portable : kActivationKernelsAvx2;
+  static const ActivationKernels best = isa() >= Isa::Avx512 ? activation_kernels_avx512()
+                                        : isa() == Isa::Avx2 ? kActivationKernelsAvx2
+                                                             : portable;
 #else
   static const ActivationKernels& best = portable;
 #endif
@@ -21,7 +23,7 @@ const ActivationKernels& kernels() {
 
 int dtype_index(DType dtype) { return dtype == DType::F32 ? 0 : dtype == DType::F16 ? 1 : 2; }
 
-constexpr int64_t kGrainElements = 1 << 14;
+constexpr int64_t kGrainElements = 1 << 12;  // about two microseconds
 
 }  // namespace
 

@@ -111,5 +111,6 @@ struct ActivationKernels {
     }                                                                             \
   }
 extern const ActivationKernels kActivationKernelsAvx2;
+ActivationKernels activation_kernels_avx512();
 
 }  // namespace aloft

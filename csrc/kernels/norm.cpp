@@ -13,14 +13,16 @@ namespace {
 const NormKernels& kernels() {
   static const NormKernels portable = {rms_norm_rows, layer_norm_rows};
 #if defined(__x86_64__)
-  static const NormKernels& best = isa() == Isa::Portable ? portable : kNormKernelsAvx2;
+  static const NormKernels best = isa() >= Isa::Avx512 ? NormKernels{rms_norm_rows_avx512, kNormKernelsAvx2.layer_norm}
+                                  : isa() == Isa::Avx2 ? kNormKernelsAvx2
+                                                       : portable;
 #else
   static const NormKernels& best = portable;
 #endif
   return best;
 }
 
-constexpr int64_t kGrainElements = 1 << 15;
+constexpr int64_t kGrainElements = 5 << 10;  // about two microseconds
 
 template <class Args>
 void run(const Args& args, void (*kernel)(const Args&, int64_t, int64_t, float*)) {

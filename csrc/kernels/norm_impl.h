@@ -173,5 +173,6 @@ struct NormKernels {
   void (*layer_norm)(const LayerNormArgs&, int64_t begin, int64_t end, float* row);
 };
 extern const NormKernels kNormKernelsAvx2;
+void rms_norm_rows_avx512(const RmsNormArgs& a, int64_t begin, int64_t end, float* row);
 
 }  // namespace aloft

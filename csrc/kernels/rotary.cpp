@@ -11,7 +11,8 @@ namespace aloft {
 void rotary(const RotaryArgs& a) {
   RotaryRow row = nullptr;
 #if defined(__x86_64__)
-  if (isa() != Isa::Portable) row = find_rotary_row_avx2(a);
+  if (isa() >= Isa::Avx512) row = find_rotary_row_avx512(a);
+  if (!row && isa() != Isa::Portable) row = find_rotary_row_avx2(a);
 #endif
   if (!row) row = find_rotary_row(a);
   int64_t rows = 1;
@@ -22,7 +23,7 @@ void rotary(const RotaryArgs& a) {
   const char *x = static_cast<const char*>(a.x), *cos = static_cast<const char*>(a.cos);
   const char* sin = static_cast<const char*>(a.sin);
   char* y = static_cast<char*>(a.y);
-  parallel_for(rows, std::max<int64_t>(1, (1 << 14) / width), [&](int64_t begin, int64_t end) {
+  parallel_for(rows, std::max<int64_t>(1, (1 << 13) / width), [&](int64_t begin, int64_t end) {
     int64_t index[RotaryArgs::kDims] = {}, x_at = 0, y_at = 0, cos_at = 0, sin_at = 0;
     int64_t rest = begin;
     for (int d = a.ndim - 1; d >= 0; --d) {

@@ -95,5 +95,6 @@ RotaryRow find_rotary_row(const RotaryArgs& a) {
 }  // namespace
 
 RotaryRow find_rotary_row_avx2(const RotaryArgs& args);
+RotaryRow find_rotary_row_avx512(const RotaryArgs& args);  // null: has none
 
 }  // namespace aloft

@@ -1,0 +1,68 @@
+// SiLU and what it gates, sixteen lanes at a time; the other activations and layouts are those of AVX2.
+#include "kernels/activation_impl.h"
+#include "kernels/vec_avx512.h"
+
+namespace aloft {
+namespace {
+
+inline f32x16 silu(f32x16 v, f32x16 alpha) { return _mm512_mul_ps(v, sigmoid16(_mm512_mul_ps(v, alpha))); }
+
+template <class T>
+void silu_range(const void* x, void* y, int64_t begin, int64_t end, float alpha_) {
+  const T* f = static_cast<const T*>(x);
+  T* t = static_cast<T*>(y);
+  const f32x16 alpha = _mm512_set1_ps(alpha_);
+  for (int64_t i = begin; i < end; i += kWide) {
+    const __mmask16 m = first_lanes(end - i);
+    store16(t + i, silu(load16(f + i, m), alpha), m);
+  }
+}
+
+template <class T, bool kPlain>
+void silu_gated_rows(const GatedArgs& a, int64_t begin, int64_t end) {
+  const f32x16 alpha = _mm512_set1_ps(a.alpha), high = _mm512_set1_ps(a.limit), low = _mm512_set1_ps(-a.limit);
+  const f32x16 bias = _mm512_set1_ps(a.bias);
+  for (int64_t r = begin; r < end; ++r) {
+    const T* act = static_cast<const T*>(a.act) + r * a.stride;
+    const T* gate = static_cast<const T*>(a.gate) + r * a.stride;
+    T* y = static_cast<T*>(a.y) + r * a.cols;
+    T* activated = a.activated ? static_cast<T*>(a.activated) + r * a.cols : nullptr;
+    for (int64_t i = 0; i < a.cols; i += kWide) {
+      const __mmask16 m = first_lanes(a.cols - i);
+      f32x16 v = load16(act + i, m), g = load16(gate + i, m);
+      if (!kPlain && a.clipped) {  // the second operand is kept when the first is NaN
+        v = _mm512_mask_mov_ps(v, _mm512_cmp_ps_mask(v, high, _CMP_GT_OQ), high);
+        g = _mm512_mask_mov_ps(g, _mm512_cmp_ps_mask(g, high, _CMP_GT_OQ), high);
+        g = _mm512_mask_mov_ps(g, _mm512_cmp_ps_mask(g, low, _CMP_LT_OQ), low);
+        g = _mm512_add_ps(g, bias);
+      }
+      const f32x16 part = silu(v, alpha);
+      store16(y + i, _mm512_mul_ps(part, g), m);
+      if (!kPlain && activated) store16(activated + i, part, m);
+    }
+  }
+}
+
+template <class T>
+void gated_512(const GatedArgs& a, int64_t begin, int64_t end) {
+  if (a.step != 1)
+    return kActivationKernelsAvx2.gated[0][sizeof(T) == 4 ? 0 : std::is_same<T, f16>::value ? 1 : 2](a, begin, end);
+  if (a.clipped || a.activated) return silu_gated_rows<T, false>(a, begin, end);
+  silu_gated_rows<T, true>(a, begin, end);
+}
+
+}  // namespace
+
+ActivationKernels activation_kernels_avx512() {
+  ActivationKernels kernels = kActivationKernelsAvx2;
+  constexpr int kSilu = static_cast<int>(Activation::Silu);
+  kernels.activate[kSilu][0] = silu_range<float>;
+  kernels.activate[kSilu][1] = silu_range<f16>;
+  kernels.activate[kSilu][2] = silu_range<bf16>;
+  kernels.gated[kSilu][0] = gated_512<float>;
+  kernels.gated[kSilu][1] = gated_512<f16>;
+  kernels.gated[kSilu][2] = gated_512<bf16>;
+  return kernels;
+}
+
+}  // namespace aloft
