@@ -17,7 +17,14 @@ def test_defaults():
 
 def test_public_surface_is_frozen():
     """A new key is a decision: extend this list together with its documentation."""
-    assert {"weight_nz_mode", "num_threads", "kv_cache_tokens", "graph_attention", "fusion_level"} == config.KNOWN
+    assert {
+        "weight_nz_mode",
+        "num_threads",
+        "kv_cache_tokens",
+        "graph_attention",
+        "pipeline_depth",
+        "fusion_level",
+    } == config.KNOWN
 
 
 def test_known_keys_are_parsed_into_a_frozen_object():
@@ -50,6 +57,8 @@ def test_unknown_key_names_the_nearest_valid_one(given, named):
         {"num_threads": -1},
         {"kv_cache_tokens": 1.5},
         {"fusion_level": "some"},
+        {"pipeline_depth": 3},
+        {"pipeline_depth": "2"},
         {"fusion_level": 1},
     ],
 )
@@ -62,9 +71,9 @@ def test_peer_keys_are_accepted_with_the_reason(caplog):
     config._warn_once.cache_clear()
     with caplog.at_level(logging.WARNING, logger="vllm.aloft.config"):
         logging.getLogger("vllm").propagate = True
-        parsed = config.parse({"enable_kv_nz": True, "eplb_config": {"dynamic_eplb": True}, "pipeline_depth": 2})
+        parsed = config.parse({"enable_kv_nz": True, "eplb_config": {"dynamic_eplb": True}, "refresh": True})
     assert parsed == config.AloftConfig()
-    for key in ("enable_kv_nz", "eplb_config", "pipeline_depth"):
+    for key in ("enable_kv_nz", "eplb_config", "refresh"):
         assert key in caplog.text and WITHOUT_EFFECT[key] in caplog.text
 
 

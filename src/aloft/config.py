@@ -31,6 +31,9 @@ class AloftConfig:
         (``max_num_seqs`` x ``max_model_len``) within the memory budget.
     graph_attention: how a captured decode step learns its sequence lengths: ``device`` (the operator reads them),
         ``host`` (each layer's call is updated before a replay), ``auto`` (default): ``device`` where the runtime can.
+    pipeline_depth: steps in flight. 1: a step's outputs are processed before the next is prepared; 2: the next step is
+        prepared, and the last one's outputs processed, while a step computes (vLLM's asynchronous scheduling); 0
+        (default): 2 where the device computes beside the host's threads and vLLM has not ruled it out, else 1.
     fusion_level: how much of a decoder layer one operator does: ``none``, ``partial``, ``full``, ``blocked``; ``auto``
         (default) chooses by the tokens of a step. See ``aloft.models.level``.
     """
@@ -39,6 +42,7 @@ class AloftConfig:
     num_threads: int = 0
     kv_cache_tokens: int = 0
     graph_attention: str = "auto"
+    pipeline_depth: int = 0
     fusion_level: str = "auto"
 
     def __post_init__(self) -> None:
@@ -52,6 +56,11 @@ class AloftConfig:
             raise ValueError(
                 "additional_config fusion_level must be auto, full, partial, blocked or none, "
                 f"not {self.fusion_level!r}"
+            )
+        if self.pipeline_depth not in (0, 1, 2):
+            raise ValueError(
+                "additional_config pipeline_depth must be 1, 2 or 0 (automatic; vLLM keeps at most 2 steps in flight, "
+                f"which overlaps all three stages: prepare, compute, output), not {self.pipeline_depth!r}"
             )
         for name in ("num_threads", "kv_cache_tokens"):
             if getattr(self, name) < 0:

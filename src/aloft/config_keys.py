@@ -51,7 +51,6 @@ WITHOUT_EFFECT: dict[str, str] = {
     "weight_prefetch_config": _REMOVED,
     "enable_flashcomm1": _REMOVED,
     # spellings of the peer's documentation, reserved for later issues
-    "pipeline_depth": _GRAPH,
     "torchair_graph_config": _GRAPH,
     "ascend_scheduler_config": _SCHED,
     "expert_map_path": _MOE,

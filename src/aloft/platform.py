@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 logger = init_logger("vllm.aloft.platform")
 
 WORKER = "aloft.runner.worker.AloftWorker"
+EXECUTOR = "aloft.runner.executor.DirectExecutor"
 DEFAULT_BLOCK_SIZE = 128
 
 
@@ -226,7 +227,9 @@ class AloftPlatform(Platform):
         from aloft import config, limits, offline, processes, quantization
         from aloft.runner import parent
 
-        config.parse(vllm_config.additional_config if isinstance(vllm_config.additional_config, dict) else None)
+        settings = config.parse(
+            vllm_config.additional_config if isinstance(vllm_config.additional_config, dict) else None
+        )
         quantization.detect(vllm_config)
         limits.check(vllm_config)
         model = vllm_config.model_config
@@ -235,7 +238,10 @@ class AloftPlatform(Platform):
         parallel = vllm_config.parallel_config
         if parallel.worker_cls == "auto":
             parallel.worker_cls = WORKER
+        if parallel.distributed_executor_backend == "uni":
+            parallel.distributed_executor_backend = EXECUTOR
         parallel.disable_custom_all_reduce = True
+        cls._choose_pipeline(vllm_config, settings.pipeline_depth)
         parent.watch_engines()
         processes.choose_start_method(_npu().is_initialized())
         compilation = vllm_config.compilation_config
@@ -244,6 +250,26 @@ class AloftPlatform(Platform):
         compilation.mode = CompilationMode.NONE
         cls._check_graph_mode(compilation)
         cls._check_block_size(vllm_config)
+
+    @classmethod
+    def _choose_pipeline(cls, vllm_config: VllmConfig, depth: int) -> None:
+        """Asynchronous scheduling on or off; vLLM leaves the last word to the platform.
+
+        Where a step computes in the host's own thread nothing overlaps, and every token would wait for the next step
+        to be over.
+        """
+        from aloft.runtime import capability
+
+        scheduler = vllm_config.scheduler_config
+        if depth == 2 and not scheduler.async_scheduling:
+            raise ValueError(
+                "additional_config pipeline_depth 2 needs vLLM's asynchronous scheduling, which is off "
+                "(--no-async-scheduling, or a setting it does not go with): use 1."
+            )
+        if depth == 0:
+            depth = 2 if capability.computes_beside_host() else 1
+        if depth == 1:
+            scheduler.async_scheduling = False
 
     @classmethod
     def _check_graph_mode(cls, compilation: CompilationConfig) -> None:

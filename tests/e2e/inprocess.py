@@ -10,14 +10,16 @@ import tiny  # after the environment is set
 
 WHOLE = {"max_num_batched_tokens": 2048}
 CHUNKED = {"max_num_batched_tokens": 32}
+OVERLAP = {"additional_config": {"pipeline_depth": 2}}
+SYNC = {"async_scheduling": False}
 # configuration of each engine; "tight" has too few blocks for its requests, so it preempts and resumes
 ENGINES = {
-    "whole": WHOLE,
-    "sync": WHOLE | {"async_scheduling": False},
-    "chunked": CHUNKED,
-    "tight": CHUNKED | {"num_gpu_blocks_override": 40, "enable_prefix_caching": False},
-    "tight_sync": CHUNKED | {"num_gpu_blocks_override": 40, "async_scheduling": False},
-    "v2": CHUNKED | {"num_gpu_blocks_override": 40},  # the scheduler speaks the V2 runner's format
+    "whole": WHOLE | OVERLAP,
+    "sync": WHOLE | SYNC,
+    "chunked": CHUNKED | OVERLAP,
+    "tight": CHUNKED | OVERLAP | {"num_gpu_blocks_override": 40, "enable_prefix_caching": False},
+    "tight_sync": CHUNKED | SYNC | {"num_gpu_blocks_override": 40},
+    "v2": CHUNKED | OVERLAP | {"num_gpu_blocks_override": 40},  # the scheduler speaks the V2 runner's format
 }
 
 

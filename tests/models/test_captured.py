@@ -66,7 +66,7 @@ def engine_of(folder: Path, dtype: str, asynchronous: bool) -> object:
     return start(
         folder,
         dtype=dtype,
-        async_scheduling=asynchronous,
+        additional_config={"pipeline_depth": 2 if asynchronous else 1},
         compilation_config=config,
         max_num_seqs=7,
         num_gpu_blocks_override=60 if "gemma" in str(folder) else 30,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from aloft.cli.errors import UserError
 from aloft.runtime.autoload import virtual
+from aloft.runtime.capability import computes_beside_host
 from aloft.runtime.choice import device_line
 
 if TYPE_CHECKING:
@@ -56,7 +57,8 @@ class Stepped:
 
         self._clocks = profiled.SECONDS
         longest = max(settings.prefill, settings.prompt + WARM_UP_STEPS + settings.steps) + 8
-        scheduler = profiled.TimedScheduler if settings.eager else profiled.TimedAsyncScheduler
+        overlapped = computes_beside_host() and not settings.eager
+        scheduler = profiled.TimedAsyncScheduler if overlapped else profiled.TimedScheduler
         self._llm = LLM(
             model=str(settings.model),
             dtype=cast(Any, settings.dtype),
@@ -69,7 +71,7 @@ class Stepped:
             skip_tokenizer_init=True,
             worker_cls=f"{profiled.__name__}.TimedWorker",
             scheduler_cls=scheduler,
-            async_scheduling=not settings.eager,
+            async_scheduling=overlapped,
         )
         self._engine = self._llm.llm_engine
         self._vocabulary = self._llm.model_config.get_vocab_size()
