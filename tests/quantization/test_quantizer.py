@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 
 import numpy
 import pytest
 import torch
 
+from aloft.cli.errors import UserError
+from aloft.cli.quantize import share
 from aloft.evaluation.compare import compare, divergence
 from aloft.evaluation.scores import Scores, windows
 from aloft.quantization.weight import kronecker_factors, pack_nibbles, unpack_int32, unpack_nibbles
-from aloft.quantizer import Settings, grid, quantize
-from aloft.quantizer.gptq import round_with_feedback
+from aloft.quantizer import Settings, grid, mixed, quantize
+from aloft.quantizer.gptq import refine, round_with_feedback
 from aloft.quantizer.recipe import recipe
 from aloft.quantizer.rotation import hadamard, orthogonal
 
@@ -46,6 +50,56 @@ def test_feedback_lowers_the_output_error():
     nearest, fed = of.value(of.round(weight)), of.value(round_with_feedback(weight, second, of))
     errors = [float((inputs @ (value - weight).t()).square().mean()) for value in (nearest, fed)]
     assert errors[1] < 0.7 * errors[0]
+
+
+def _plain_feedback(weight, second, of):
+    """GPTQ column by column from the inverse itself, in float64."""
+    damped = second.double() + torch.eye(len(second)) * 0.01 * float(second.diagonal().double().mean())
+    order = torch.argsort(second.diagonal(), descending=True, stable=True).tolist()
+    left, codes = weight.double().clone(), torch.zeros(weight.shape, dtype=torch.int8)
+    scale, zero = (part.double() for part in of.columns(0, weight.shape[1]))
+    for place, at in enumerate(order):
+        rest = order[place:]
+        inverse = torch.linalg.inv(damped[rest][:, rest])
+        code = torch.round(left[:, at] / scale[:, at] + zero[:, at]).clamp(of.low, of.high)
+        codes[:, at] = code
+        error = (left[:, at] - (code - zero[:, at]) * scale[:, at]) / inverse[0, 0]
+        left[:, rest] -= error[:, None] * inverse[0]
+    return codes
+
+
+def test_feedback_is_the_textbook_one():
+    torch.manual_seed(1)
+    inputs = torch.randn(500, 160) @ torch.randn(160, 160)
+    weight, second = torch.randn(6, 160), inputs.t() @ inputs
+    of = grid.fit(weight, 4, 32, False)
+    got = round_with_feedback(weight, second, of)
+    assert (got != _plain_feedback(weight, second, of)).float().mean() < 0.01  # float32 against float64: ties
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_descent_lowers_the_error_further(symmetric):
+    torch.manual_seed(0)
+    inputs = torch.randn(3000, 96) @ torch.randn(96, 96)
+    weight, second = torch.randn(16, 96), inputs.t() @ inputs
+    of = grid.fit(weight, 4, 32, symmetric)
+    codes = round_with_feedback(weight, second, of)
+    errors = []
+    for rounds in (0, 1, 4, 20):
+        better, changed = refine(weight, second, of, codes, rounds, torch.float32)
+        off = changed.value(better) - weight
+        errors.append(float(((off @ second) * off).sum()))
+        assert int(better.min()) >= changed.low and int(better.max()) <= changed.high
+    assert errors[1] < 0.97 * errors[0] and errors[2] < errors[1] and errors[3] <= errors[2] * 1.001, errors
+    damped = second + torch.eye(96) * 0.01 * float(second.diagonal().mean())
+    step = changed.columns(0, 96)[0]
+    # at the end no code alone can be bettered: a step changes the error by 2 s (H off) + s^2 H_kk
+    for sign in (1, -1):
+        gain = 2 * sign * step * (off @ damped) + step.square() * damped.diagonal()
+        room = (better + sign >= changed.low) & (better + sign <= changed.high)
+        assert (gain[room] > -1e-3 * float(gain.abs().max())).all()
+    in_bfloat16 = refine(weight, second, of, codes, 2, torch.bfloat16)[1].scale
+    assert torch.equal(in_bfloat16[in_bfloat16 != of.scale], in_bfloat16[in_bfloat16 != of.scale].bfloat16().float())
 
 
 @pytest.mark.parametrize("order", [1, 2, 4, 12, 20, 24, 64, 576, 1536])
@@ -118,9 +172,58 @@ def test_mixed_precision(model, text, tmp_path):
     for block in range(2):
         prefix = f"model.layers.{block}.self_attn."
         assert len({bits[f"{prefix}{part}_proj"] for part in "qkv"}) == 1  # one product in the engine
-    for bad in (Settings("w4a16", target_bits=9.0), Settings("w8a16", target_bits=5.0)):
+    said = json.loads((tmp_path / "out" / "aloft-quantize.json").read_text())["plan"]
+    assert said["mean_bits"] == pytest.approx(mean) and len(said["products"]) == 8
+    for bad in (
+        Settings("w4a16", target_bits=9.0),
+        Settings("w8a16", target_bits=5.0),
+        Settings("w4a16", target_bits=5.0, max_loss=0.1),
+    ):
         with pytest.raises(ValueError, match="--target-bits"):
             quantize(model, tmp_path / "bad", bad, text)
+    with pytest.raises(ValueError, match="--max-loss must be above 0"):
+        quantize(model, tmp_path / "bad", Settings("w4a16", max_loss=1.5), text)
+
+
+def test_largest_permitted_loss(model, text, tmp_path):
+    """A smaller permitted loss widens more products; the divergence then really is smaller."""
+    ratios, wide = [], []
+    for number, loss in enumerate((0.5, 0.01, 0.0005)):
+        settings = Settings("w4a16", group=32, max_loss=loss, samples=4, length=32)
+        done = quantize(model, tmp_path / str(number), settings, text)
+        assert done.plan is not None
+        assert math.expm1(done.plan.predicted) <= loss or len(done.plan.wide) == 8
+        assert all(row["why"].startswith(f"{row['bits']} bits: ") for row in done.plan.reasons)
+        ratios.append(done.weight_ratio)
+        wide.append(done.plan.wide)
+    assert ratios[0] < ratios[1] <= ratios[2] and wide[0] <= wide[1] <= wide[2], ratios
+
+
+def test_plan_takes_what_costs_most_for_its_size():
+    found = [
+        mixed.Sensitivity(0, "qkv", 0.02, 100),
+        mixed.Sensitivity(0, "down", 0.03, 1000),
+        mixed.Sensitivity(1, "o", 0.001, 100),
+    ]
+    assert mixed.plan(found, max_loss=0.04).wide == {(0, "qkv")}
+    assert mixed.plan(found, max_loss=0.02).wide == {(0, "qkv"), (0, "down")}
+    assert mixed.plan(found, max_loss=0.06).wide == set()
+    assert mixed.plan(found, target_bits=4.7).wide == {(0, "qkv"), (1, "o")}  # down does not fit
+    everything = mixed.plan(found, max_loss=1e-6)
+    assert len(everything.wide) == 3 and everything.predicted == pytest.approx(0.051 / 17**2)
+    assert everything.mean_bits == 8
+
+
+def test_adapted_groups():
+    wanted = replace(recipe("w4a8"), group=128, adapt=True)
+    assert [wanted.fitted(size).group for size in (576, 1536, 64, 48)] == [96, 128, 64, 0]
+    assert recipe("w4a8", 64).fitted(576).group == 64
+
+
+def test_share():
+    assert share("1%") == share("0.01") == 0.01
+    with pytest.raises(UserError, match="--max-loss"):
+        share("little")
 
 
 def _scores(logits, tokens):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,9 +42,11 @@ def evaluate(model: Path, settings: EvalSettings) -> int:
         reference = None
         if settings.reference is not None and settings.reference.is_file():
             reference = Scores.load(settings.reference)
-        scores = _score(model, settings, settings.quantization, settings.kv_cache_dtype)
-        if settings.save is not None:
+        kept = None if settings.save is None else _parts(model, settings)
+        scores = _score(model, settings, settings.quantization, settings.kv_cache_dtype, kept)
+        if settings.save is not None and kept is not None:
             scores.save(settings.save)
+            shutil.rmtree(kept, ignore_errors=True)
         if settings.reference is not None and reference is None:
             reference = _score(settings.reference, settings, None, "auto")
         compared = compare(scores, reference) if reference is not None else None
@@ -64,7 +68,17 @@ def evaluate(model: Path, settings: EvalSettings) -> int:
     return 0
 
 
-def _score(model: Path, settings: EvalSettings, quantization: Any, kv_cache_dtype: Any) -> Any:
+def _parts(model: Path, settings: EvalSettings) -> Path:
+    """Where an interrupted run leaves its scores: another model, or the same one written anew, has another folder."""
+    assert settings.save is not None
+    files = sorted((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in model.glob("*.*"))
+    said = repr((str(model.resolve()), files, settings.quantization, settings.kv_cache_dtype))
+    return settings.save.with_name(f"{settings.save.name}.{hashlib.sha256(said.encode()).hexdigest()[:12]}.parts")
+
+
+def _score(
+    model: Path, settings: EvalSettings, quantization: Any, kv_cache_dtype: Any, kept: Path | None = None
+) -> Any:
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     os.environ["VLLM_LOGGING_STREAM"] = "ext://sys.stderr"  # standard output is for the result
@@ -89,4 +103,4 @@ def _score(model: Path, settings: EvalSettings, quantization: Any, kv_cache_dtyp
     pieces = windows(tokenizer(text, verbose=False)["input_ids"], settings.window, settings.tokens)
     with Progress(console=Console(stderr=True)) as bar:
         task = bar.add_task(model.name, total=len(pieces))
-        return score(llm, pieces, settings.candidates, lambda done, total: bar.update(task, completed=done))
+        return score(llm, pieces, settings.candidates, lambda done, total: bar.update(task, completed=done), kept)

@@ -113,6 +113,14 @@ def quantize(
     target_bits: Annotated[
         float | None, typer.Option(help="Mean width: the most sensitive layers of a 4-bit scheme get 8 bits.")
     ] = None,
+    max_loss: Annotated[
+        str | None, typer.Option(help="Or: the rise of the perplexity to stay below as predicted, such as 1%.")
+    ] = None,
+    tune: Annotated[
+        int,
+        typer.Option(min=0, help="Steps that train all 4-bit layers' scales together (8 bytes of memory a weight)."),
+    ] = 0,
+    tune_samples: Annotated[int, typer.Option(min=1, help="Calibration windows to train on.")] = 256,
     seed: Annotated[int, typer.Option(help="Draws calibration windows and rotations.")] = 0,
     samples: Annotated[int, typer.Option(min=1, help="Calibration windows.")] = 64,
     length: Annotated[int, typer.Option(min=8, help="Tokens of a calibration window.")] = 512,
@@ -120,10 +128,24 @@ def quantize(
 ) -> None:
     """Make a quantized checkpoint, on the CPU, block by block."""
     need_runtime()
-    from aloft.cli.quantize import Settings
+    from aloft.cli.quantize import Settings, share
     from aloft.cli.quantize import quantize as work
 
-    settings = Settings(scheme, format, algorithm, group_size, symmetric, seed, kv, target_bits, samples, length)
+    settings = Settings(
+        scheme,
+        format,
+        algorithm,
+        group_size,
+        symmetric,
+        seed,
+        kv,
+        target_bits,
+        samples,
+        length,
+        tune=tune,
+        tune_samples=tune_samples,
+        max_loss=None if max_loss is None else share(max_loss),
+    )
     raise typer.Exit(work(model, out, settings, calib, report))
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from pathlib import Path
 
 from aloft.cli.errors import UserError
+from aloft.quantizer.mixed import Plan
 from aloft.quantizer.run import Result, Settings
 from aloft.quantizer.run import quantize as work
 
@@ -27,10 +29,28 @@ def quantize(model: Path, out: Path, settings: Settings, calibration: Path | Non
             result = work(model, out, settings, calibration, progress)
         except ValueError as error:
             raise UserError(f"{error}.") from error
+    if result.plan is not None:
+        _reasons(result.plan, everything=report)
     if report:
         _table(result)
     print(f"{out}: {settings.scheme}, quantized layers take {result.weight_ratio:.1%} of their bfloat16 bytes")
     return 0
+
+
+def share(text: str) -> float:
+    """``1%`` or ``0.01`` as 0.01."""
+    try:
+        return float(text[:-1]) / 100 if text.endswith("%") else float(text)
+    except ValueError:
+        raise UserError(f"--max-loss must be a percentage such as 1%, or a part such as 0.01, not {text!r}.") from None
+
+
+def _reasons(plan: Plan, everything: bool) -> None:
+    """Why layers got their widths: those with 8 bits, or all."""
+    for row in plan.reasons:
+        if everything or row["bits"] == 8:
+            print(f"block {row['block']:3} {row['stage']:8} {row['why']}")
+    print(f"mean width {plan.mean_bits:.2f} bits; predicted rise of the perplexity {math.expm1(plan.predicted):.2%}")
 
 
 def _table(result: Result) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy
+
+_BATCH = 8  # windows at a time
 
 
 @dataclass(frozen=True)
@@ -54,32 +57,55 @@ def windows(tokens: list[int], length: int, limit: int) -> list[list[int]]:
 
 
 def score(
-    llm: Any, pieces: list[list[int]], candidates: int, progress: Callable[[int, int], None] = lambda done, total: None
+    llm: Any,
+    pieces: list[list[int]],
+    candidates: int,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    kept: Path | None = None,
 ) -> Scores:
     """Runs the pieces through an engine, a few at a time.
 
     Args:
         llm: a ``vllm.LLM`` whose ``max_logprobs`` is at least ``candidates``.
         candidates: how many of the likeliest tokens to keep at each position (k), at least 1.
+        kept: a folder for what is scored already: an interrupted run with the same folder goes on there. It is the
+            caller's to name it after the model, and to remove it.
     """
     parts = []
-    for index, found in enumerate(_prompt_logprobs(llm, pieces, candidates)):
-        parts.append(_piece(pieces[index], index, found, candidates))
-        progress(index + 1, len(pieces))
-    loss, hit, window, ids, logs = (numpy.concatenate(column) for column in zip(*parts, strict=True))
-    return Scores(loss, hit, window, ids, logs)
+    for start in range(0, len(pieces), _BATCH):
+        batch = pieces[start : start + _BATCH]
+        name = f"{start:06d}-{hashlib.sha256(repr((batch, candidates)).encode()).hexdigest()[:16]}.npz"
+        file = None if kept is None else kept / name
+        if file is not None and file.is_file():
+            part = Scores.load(file)
+        else:
+            part = _batch(llm, batch, start, candidates)
+            if file is not None:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                part.save(file.with_suffix(".new.npz"))
+                file.with_suffix(".new.npz").replace(file)
+        parts.append(part)
+        progress(min(start + _BATCH, len(pieces)), len(pieces))
+    return _joined(parts)
 
 
-def _prompt_logprobs(llm: Any, pieces: list[list[int]], candidates: int, batch: int = 8) -> Iterator[Any]:
+def _joined(parts: list[Scores]) -> Scores:
+    columns = {name: numpy.concatenate([vars(part)[name] for part in parts]) for name in vars(parts[0])}
+    return Scores(**columns)
+
+
+def _batch(llm: Any, pieces: list[list[int]], first: int, candidates: int) -> Scores:
     from vllm import SamplingParams
 
     params = SamplingParams(
         max_tokens=1, temperature=0.0, prompt_logprobs=candidates, detokenize=False, flat_logprobs=True
     )
-    for start in range(0, len(pieces), batch):
-        prompts = [{"prompt_token_ids": piece} for piece in pieces[start : start + batch]]
-        for output in llm.generate(prompts, params, use_tqdm=False):
-            yield output.prompt_logprobs
+    outputs = llm.generate([{"prompt_token_ids": piece} for piece in pieces], params, use_tqdm=False)
+    rows = [
+        _piece(piece, first + index, output.prompt_logprobs, candidates)
+        for index, (piece, output) in enumerate(zip(pieces, outputs, strict=True))
+    ]
+    return _joined([Scores(*row) for row in rows])
 
 
 def _piece(piece: list[int], index: int, found: Any, candidates: int) -> tuple[numpy.ndarray, ...]:

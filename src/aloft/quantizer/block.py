@@ -10,7 +10,7 @@ import torch
 
 from aloft.quantizer import grid as grids
 from aloft.quantizer.decoder import STAGES, submodule
-from aloft.quantizer.gptq import round_with_feedback
+from aloft.quantizer.gptq import refine, round_with_feedback
 from aloft.quantizer.online import OnlineTurn, round_inputs
 from aloft.quantizer.recipe import STATIC, Recipe
 from aloft.quantizer.statistics import StageInputs
@@ -31,20 +31,25 @@ class Quantized:
     clip: float = 1.0
 
 
+def scale_dtype(recipe: Recipe) -> torch.dtype:
+    """Where the operator takes scales of few bits, they are rounded to bfloat16 beforehand."""
+    return torch.bfloat16 if recipe.activation_bits == 16 or recipe.scheme == "w4a8" else torch.float32
+
+
 def quantize_linear(
     weight: torch.Tensor, recipe: Recipe, inputs: StageInputs | None
 ) -> tuple[torch.Tensor, grids.Grid]:
     """Codes and grid of a weight ``[N, K]`` float32."""
-    importance = None if inputs is None else inputs.second.diagonal()
-    # where the operator takes scales of few bits, they are rounded to bfloat16 beforehand
-    scale_dtype = torch.bfloat16 if recipe.activation_bits == 16 or recipe.scheme == "w4a8" else torch.float32
+    # error feedback moves the errors between columns, so the grid is fitted to all of them alike
+    importance = None if inputs is None or recipe.gptq else inputs.second.diagonal()
     grid = grids.fit(
-        weight, recipe.bits, recipe.group, recipe.symmetric, importance, recipe.search, scale_dtype=scale_dtype
+        weight, recipe.bits, recipe.group, recipe.symmetric, importance, recipe.search, scale_dtype=scale_dtype(recipe)
     )
     if not recipe.gptq:
         return grid.round(weight), grid
     assert inputs is not None
-    return round_with_feedback(weight, inputs.second, grid), grid
+    codes = round_with_feedback(weight, inputs.second, grid)
+    return refine(weight, inputs.second, grid, codes, recipe.rounds, scale_dtype(recipe))
 
 
 def quantize_block(
@@ -63,6 +68,7 @@ def quantize_block(
             if recipe is None:
                 continue
             module = submodule(layer, name)
+            recipe = recipe.fitted(module.weight.shape[1])
             original, seen = module.weight.data.float(), here
             if recipe.kronecker:
                 assert here is not None

@@ -78,6 +78,14 @@ class Decoder:
         made.load_state_dict(state, strict=True)
         return made.eval()
 
+    def norm(self, gain: torch.Tensor) -> torch.nn.Module:
+        """The norm after the last block with a gain ``[hidden]``."""
+        with torch.device("meta"):
+            norm = copy.deepcopy(self.body.norm)
+        made = norm.to_empty(device="cpu").requires_grad_(False)
+        made.load_state_dict({"weight": gain.to(torch.bfloat16)}, strict=True)
+        return made
+
     def others(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every tensor that belongs to no block."""
         for name in self.where:

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 import torch
 
-#: candidates of the clipping search: fractions of the full range
+#: candidates of the clipping search: fractions of the full range, at both ends or at each
 _SHRINKS = tuple(1.0 - step / 40 for step in range(26))
+_ENDS = tuple(1.0 - step / 16 for step in range(7))
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,8 @@ def fit(
     cost = None if importance is None else importance.reshape(1, columns // size, size)
     top, bottom = grouped.amax(-1).clamp_(min=0), grouped.amin(-1).clamp_(max=0)
     best: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
-    for shrink in _SHRINKS if search else (1.0,):
-        scale, zero = _affine(top * shrink, bottom * shrink, low, high, symmetric, scale_dtype)
+    for above, below in _candidates(symmetric, search):
+        scale, zero = _affine(top * above, bottom * below, low, high, symmetric, scale_dtype)
         codes = torch.round(grouped / scale[..., None] + zero[..., None]).clamp_(low, high)
         error = ((codes - zero[..., None]) * scale[..., None] - grouped).square_()
         error = (error if cost is None else error * cost).sum(-1)
@@ -89,6 +90,14 @@ def fit(
             )
     assert best is not None
     return Grid(best[1], best[2], size, low, high)
+
+
+def _candidates(symmetric: bool, search: bool) -> list[tuple[float, float]]:
+    if not search:
+        return [(1.0, 1.0)]
+    if symmetric:
+        return [(shrink, shrink) for shrink in _SHRINKS]
+    return [(above, below) for above in _ENDS for below in _ENDS]
 
 
 def _affine(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -61,6 +61,18 @@ def round_tokens(x: torch.Tensor, bits: int, clip: float = 1.0) -> torch.Tensor:
     return torch.round(x.float() / scale).clamp_(-top - 1, top) * scale
 
 
+class _Straight(torch.autograd.Function):
+    """The rounded value forward; backward as if nothing had been rounded."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, rounded: torch.Tensor) -> torch.Tensor:
+        return rounded
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradients[0], None
+
+
 def round_inputs(module: torch.nn.Module, entry: Quantized) -> None:
     """Makes a module see its inputs as the quantized layer will."""
     recipe = entry.recipe
@@ -71,12 +83,12 @@ def round_inputs(module: torch.nn.Module, entry: Quantized) -> None:
         x = args[0]
         if entry.left is not None and entry.right is not None:
             x = turn(x, entry.left, entry.right)
-        return (round_tokens(x, recipe.activation_bits, entry.clip).to(args[0].dtype),)
+        return (_Straight.apply(x, round_tokens(x, recipe.activation_bits, entry.clip)).to(args[0].dtype),)
 
     def static(_: object, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor]:
         scale, offset = entry.input_scale, entry.input_offset
         assert scale is not None and offset is not None
         codes = torch.round(args[0].float() / scale + offset).clamp_(-128, 127)
-        return (((codes - offset) * scale).to(args[0].dtype),)
+        return (_Straight.apply(args[0], ((codes - offset) * scale).to(args[0].dtype)),)
 
     module.register_forward_pre_hook(static if recipe.activations == STATIC else dynamic)

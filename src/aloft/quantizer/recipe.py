@@ -11,17 +11,19 @@ FLOAT_ACTIVATIONS, TOKEN, STATIC = "float", "token", "static"
 class Recipe:
     """One scheme, and how its numbers are found.
 
-    group: input features that share a scale, 0 for a whole row. activations: ``float``, ``token`` (a scale a token) or
+    group: input features that share a scale, 0 for a whole row. adapt: the group is the largest multiple of 32 up to
+    that which divides the input features. activations: ``float``, ``token`` (a scale a token) or
     ``static`` (one calibrated scale). rotate: Hadamard rotations folded into the weights. kronecker: an online rotation
     before each quantized product. smooth: exponent of SmoothQuant's migration, 0 for none. gptq: error feedback;
-    otherwise nearest rounding. symmetric_inputs: no offset of
-    static activations. sensitive: layers whose activations keep 8 bits in a
-    4-bit scheme, or a scale a token in a static one.
+    otherwise nearest rounding. rounds: of scales and codes descending together after that. symmetric_inputs: no offset
+    of static activations. sensitive: layers whose activations keep 8 bits in a 4-bit scheme, or a scale a token in a
+    static one.
     """
 
     scheme: str
     bits: int
     group: int = 0
+    adapt: bool = False
     symmetric: bool = True
     activations: str = FLOAT_ACTIVATIONS
     activation_bits: int = 16
@@ -29,6 +31,7 @@ class Recipe:
     kronecker: bool = False
     smooth: float = 0.0
     gptq: bool = False
+    rounds: int = 2
     search: bool = True
     symmetric_inputs: bool = False
     sensitive: tuple[str, ...] = ()
@@ -42,6 +45,13 @@ class Recipe:
         if self.bits == 8:
             return replace(self, scheme="w8a8-dynamic", activations=TOKEN, sensitive=())
         return replace(self, scheme="w4a8", activation_bits=8, kronecker=False, sensitive=())
+
+    def fitted(self, features: int) -> Recipe:
+        """The recipe for a number of input features."""
+        if not self.adapt:
+            return self
+        sizes = (size for size in range(self.group // 32 * 32, 0, -32) if features % size == 0)
+        return replace(self, group=next(sizes, 0), adapt=False)
 
     @property
     def needs_text(self) -> bool:
@@ -96,7 +106,7 @@ def recipe(scheme: str, group: int | None = None, symmetric: bool | None = None,
             raise ValueError(f"--group-size must be 0 for {found.scheme}: only 4-bit weights have groups")
         if group % 32:
             raise ValueError(f"--group-size must be 0 or a multiple of 32, not {group}")
-        found = replace(found, group=group)
+        found = replace(found, group=group, adapt=False)
     if symmetric is not None:
         if not symmetric and found.scheme != "w4a16":
             raise ValueError(f"--asymmetric goes with w4a16 only, not with {found.scheme}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +17,10 @@ import torch
 from aloft.quantizer import fold, mixed
 from aloft.quantizer.block import quantize_block
 from aloft.quantizer.compressed_tensors import CompressedTensorsWriter
-from aloft.quantizer.decoder import LINEARS, Decoder, submodule
+from aloft.quantizer.decoder import LINEARS, Decoder
+from aloft.quantizer.distill import Lesson
+from aloft.quantizer.held import HeldBlock
+from aloft.quantizer.lesson import Ends, teach
 from aloft.quantizer.modelslim import ModelSlimWriter
 from aloft.quantizer.recipe import Recipe, recipe
 from aloft.quantizer.rotation import orthogonal
@@ -26,12 +30,16 @@ from aloft.quantizer.text import windows
 WRITERS = {"modelslim": ModelSlimWriter, "compressed-tensors": CompressedTensorsWriter}
 WORK = ".aloft-quantize"
 REPORT = "aloft-quantize.json"
+_PROBES = 4  # calibration windows that sensitivities are measured on
 _COPIED = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything that decides the result. samples windows of length tokens of the calibration text are used."""
+    """Everything that decides the result. samples windows of length tokens of the calibration text are used.
+
+    tune: steps of distillation after the blocks are rounded, on tune_samples windows.
+    """
 
     scheme: str
     format: str = "modelslim"
@@ -43,14 +51,26 @@ class Settings:
     target_bits: float | None = None
     samples: int = 64
     length: int = 512
+    tune: int = 0
+    tune_samples: int = 256
+    max_loss: float | None = None
+
+    @property
+    def mixed(self) -> bool:
+        """Whether some layers get more bits than the scheme says."""
+        return self.target_bits is not None or self.max_loss is not None
 
 
 @dataclass(frozen=True)
 class Result:
-    """layers: one row a linear layer; weight_ratio: bytes of the quantized layers in use over those in bfloat16."""
+    """layers: one row a linear layer; weight_ratio: bytes of the quantized layers in use over those in bfloat16.
+
+    plan: with mixed precision, why each product has its width; see ``mixed.Plan``.
+    """
 
     layers: list[dict[str, Any]]
     weight_ratio: float
+    plan: mixed.Plan | None = None
 
 
 Progress = Callable[[int, int, str], None]
@@ -77,9 +97,11 @@ def quantize(
         raise ValueError(f"--format must be one of {', '.join(WRITERS)}, not {settings.format!r}")
     if settings.kv not in ("auto", "int8") or (settings.kv == "int8" and settings.format != "modelslim"):
         raise ValueError(f"--kv must be auto, or int8 with --format modelslim, not {settings.kv!r}")
-    if settings.target_bits is not None:
-        mixed.chooser(wanted, 0, mixed.widened([mixed.Sensitivity(0, "o", 1.0, 1)], settings.target_bits) or {(0, "o")})
-    needs_text = wanted.needs_text or settings.kv == "int8" or settings.target_bits is not None
+    if settings.mixed:
+        mixed.check(wanted, settings.target_bits, settings.max_loss)
+    if settings.tune and wanted.bits != 4:
+        raise ValueError(f"--tune goes with 4-bit schemes, not with {wanted.scheme}")
+    needs_text = wanted.needs_text or settings.kv == "int8" or settings.mixed or settings.tune > 0
     if needs_text and calibration is None:
         raise ValueError(f"the scheme {wanted.scheme} (KV {settings.kv}) needs calibration text: --calib FILE")
     run = _Run(Decoder(model), out, settings, wanted, Path(calibration) if needs_text and calibration else None)
@@ -91,7 +113,7 @@ class _Run:
         self.decoder, self.out, self.settings, self.recipe, self.text = decoder, out, settings, wanted, text
         self.writer: Any = WRITERS[settings.format]()
         self.work = out / WORK
-        self.wide: set[tuple[int, str]] = set()  # products that get 8 bits
+        self.plan: mixed.Plan | None = None
         self.turn = orthogonal(decoder.config.hidden_size, settings.seed) if wanted.rotate else None
         self.head_dim = getattr(decoder.config, "head_dim", None) or (
             decoder.config.hidden_size // decoder.config.num_attention_heads
@@ -100,37 +122,38 @@ class _Run:
     def go(self, progress: Progress) -> Result:
         total = self.decoder.num_layers
         start, rows = self._resume()
-        if self.settings.target_bits is not None:
-            self._plan(start, progress)
+        if self.settings.mixed:
+            self.plan = self._plan(start, progress)
         stream = self._start(start)
         for index in range(start, total):
             progress(index, total, f"block {index}")
             stream, made = self._block(index, stream)
             rows += made
             self._save(index, stream, rows)
+        if self.settings.tune:
+            rows = self._tune(progress)
         progress(total, total, "writing")
         self._finish(rows)
-        return Result(rows, _ratio(rows))
+        return Result(rows, _ratio(rows), self.plan)
 
     # ---- one block ----------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def _plan(self, done: int, progress: Progress) -> None:
-        """Chooses the layers with more bits, from a pass over the float model (or from an earlier run's)."""
-        assert self.settings.target_bits is not None
+    def _plan(self, done: int, progress: Progress) -> mixed.Plan:
+        """Chooses the products with more bits, from a pass over the float model (or from an earlier run's)."""
         held = self.work / "plan.json"
         if not (done and held.is_file()):
-            found = []
             stream = self._start(0)
+            assert stream is not None
+            probe = mixed.Probe(self.recipe, Stream(stream.states[:_PROBES], stream.position))
             for index in range(self.decoder.num_layers):
                 progress(index, self.decoder.num_layers, f"sensitivity of block {index}")
-                layer = self._layer(index)
-                assert stream is not None
-                found += mixed.measure(layer, index, observe(layer, stream), self.recipe)
-                stream = advance(layer, stream)
+                probe.block(self._layer(index), index)
+            ends = self._ends()
+            found = probe.found(self.decoder.norm(ends.gain), ends.head)
             held.write_text(json.dumps([dataclasses.astuple(one) for one in found]))
         sensitivities = [mixed.Sensitivity(*row) for row in json.loads(held.read_text())]
-        self.wide = mixed.widened(sensitivities, self.settings.target_bits)
+        return mixed.plan(sensitivities, self.settings.target_bits, self.settings.max_loss)
 
     def _layer(self, index: int) -> torch.nn.Module:
         """A block as it is quantized: after the rotations, before any rounding."""
@@ -143,31 +166,59 @@ class _Run:
 
     @torch.inference_mode()
     def _block(self, index: int, stream: Stream | None) -> tuple[Any, list[dict[str, Any]]]:
-        from safetensors.torch import save_file
-
         layer = self._layer(index)
         if self.recipe.smooth:
             assert stream is not None
             fold.smooth(layer, observe(layer, stream), self.recipe.smooth, self.head_dim)
             _to_bfloat16(layer)
         inputs = observe(layer, stream) if stream is not None else None
-        made = quantize_block(layer, inputs, mixed.chooser(self.recipe, index, self.wide), self.settings.seed)
-        tensors: dict[str, torch.Tensor] = {}
-        rows = []
-        prefix = f"model.layers.{index}."
-        for name, entry in made.items():
-            bias = submodule(layer, name).bias
-            tensors |= self.writer.layer(prefix + name, entry, None if bias is None else bias.data)
-            rows.append(_row(prefix + name, entry))
-        for name, parameter in layer.named_parameters():
-            if not any(name == f"{linear}.weight" for linear in made):
-                tensors[prefix + name] = parameter.data.to(torch.bfloat16).contiguous()
-                self.writer.float(prefix + name)
+        floats = {name: parameter.data for name, parameter in layer.named_parameters()} if self.settings.tune else {}
+        made = quantize_block(
+            layer, inputs, mixed.chooser(self.recipe, index, self.plan.wide if self.plan else set()), self.settings.seed
+        )
+        parameters = {name: parameter.data for name, parameter in layer.named_parameters()}
+        block = HeldBlock(made, parameters)
         if self.settings.kv == "int8":
             assert stream is not None
-            tensors |= self.writer.cache(f"{prefix}self_attn", *cache_peaks(layer, stream))
-        save_file(tensors, self.out / _file(index), {"format": "pt"})
+            block.extra = self.writer.cache(f"model.layers.{index}.self_attn", *cache_peaks(layer, stream))
+        rows = []
+        if self.settings.tune:
+            block.parameters = floats
+            block.save(self.work / _file(index))
+        else:
+            rows = self._write(index, block)
         return advance(layer, stream) if stream is not None else None, rows
+
+    def _write(self, index: int, block: HeldBlock) -> list[dict[str, Any]]:
+        """A block's file in the checkpoint; its rows of the report."""
+        from safetensors.torch import save_file
+
+        tensors = dict(block.extra)
+        rows = []
+        prefix = f"model.layers.{index}."
+        for name, entry in block.layers.items():
+            tensors |= self.writer.layer(prefix + name, entry, block.parameters.get(f"{name}.bias"))
+            rows.append(_row(prefix + name, entry))
+        for name, parameter in block.parameters.items():
+            if name.removesuffix(".weight") not in block.layers:
+                tensors[prefix + name] = parameter.to(torch.bfloat16).contiguous()
+                self.writer.float(prefix + name)
+        save_file(tensors, self.out / _file(index), {"format": "pt"})
+        return rows
+
+    def _tune(self, progress: Progress) -> list[dict[str, Any]]:
+        """Trains rounding and scales of all blocks together, then writes them."""
+        said = self.settings
+        blocks = [HeldBlock.load(self.work / _file(index)) for index in range(self.decoder.num_layers)]
+        assert self.text is not None
+        tokens = windows(self.text, self.decoder.folder, said.tune_samples, said.length, said.seed)
+        teach(
+            self.decoder, self._layer, blocks, self._ends(), tokens, Lesson(said.tune), said.seed, self.work, progress
+        )
+        rows: list[dict[str, Any]] = []
+        for index, block in enumerate(blocks):
+            rows += self._write(index, block)
+        return rows
 
     @torch.inference_mode()
     def _start(self, done: int) -> Stream | None:
@@ -200,6 +251,11 @@ class _Run:
         made["model.norm.weight"] = torch.ones_like(gain, dtype=torch.bfloat16)
         made["model.embed_tokens.weight"] = self._embedding()
         return made
+
+    def _ends(self) -> Ends:
+        outside = self._outside()
+        table = outside["model.embed_tokens.weight"]
+        return Ends(table, outside.get("lm_head.weight", table), outside["model.norm.weight"])
 
     # ---- files --------------------------------------------------------------------------------------------------
 
@@ -270,7 +326,14 @@ class _Run:
         config = self.writer.finish(self.out, config)
         (self.out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         self._write_index()
-        report = {"settings": dataclasses.asdict(self.settings), "weight_ratio": _ratio(rows), "layers": rows}
+        report: dict[str, Any] = {"settings": dataclasses.asdict(self.settings), "weight_ratio": _ratio(rows)}
+        report["layers"] = rows
+        if self.plan is not None:
+            report["plan"] = {
+                "mean_bits": self.plan.mean_bits,
+                "predicted_rise": math.expm1(self.plan.predicted),
+                "products": self.plan.reasons,
+            }
         (self.out / REPORT).write_text(json.dumps(report, indent=1) + "\n")
         shutil.rmtree(self.work)
 
