@@ -3,7 +3,7 @@
 //   benchmarks/kernels/matmul_bench.sh [rounds] [megabytes of weights]
 //
 // ROWS=1,8,32, SHAPE=text in the name, LAYOUT=nz|nz_t|nk|kn, BENCH_HUGE=1 (weights on huge pages, as device memory is),
-// BENCH_CLOCK=cpu.
+// BENCH_CLOCK=cpu, GATED=1 (products with SwiGLU).
 //
 // For each shape, every round times: reading memory, fp32 multiply-adds, the product. The weights rotate through
 // copies that exceed the caches, as the layers of a model do. Printed per shape: medians, GB/s of weights and its
@@ -21,7 +21,7 @@
 #include <vector>
 
 #include "kernels/cpu.h"
-#include "kernels/matmul.h"
+#include "kernels/matmul_fused.h"
 #include "kernels/parallel.h"
 
 using namespace aloft;
@@ -122,6 +122,7 @@ int main(int argc, char** argv) {
   const size_t megabytes = argc > 2 ? static_cast<size_t>(std::atoi(argv[2])) : 1024;
   const char* only = std::getenv("SHAPE");
   const char* layout = std::getenv("LAYOUT");  // nz (default), nz_t, nk, kn
+  const bool gate = std::getenv("GATED") != nullptr;
   const std::string how = layout ? layout : "nz";
   Memory memory(megabytes << 20);
   for (size_t i = 0; i < memory.size(); ++i)
@@ -156,7 +157,11 @@ int main(int argc, char** argv) {
         for (int i = 0; i < repeats; ++i) {
           call.b.data = memory.data() + copy++ % copies * size;
           const double start = now();
-          matmul(call);
+          if (gate) {
+            matmul_gated(call);
+          } else {
+            matmul(call);
+          }
           each.push_back(now() - start);
         }
         const double t = median(each);

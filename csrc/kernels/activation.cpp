@@ -51,6 +51,10 @@ void gated(const GatedArgs& args) {
   parallel_for(args.rows, grain, [&](int64_t begin, int64_t end) { kernel(args, begin, end); });
 }
 
+void gated_sums(Activation kind, DType dtype, const float* sums, int64_t rows, void* y, int64_t y_stride) {
+  kernels().gated_sums[dtype_index(dtype)](kind, sums, rows, y, y_stride);
+}
+
 void swiglu_grad(const SwigluGradArgs& args) {
   const auto kernel = kernels().swiglu_grad[dtype_index(args.dtype)];
   const int64_t grain = std::max<int64_t>(1, kGrainElements / std::max<int64_t>(1, args.cols));

@@ -31,6 +31,10 @@ struct GatedArgs {
 };
 ALOFT_KERNEL_API void gated(const GatedArgs& args);
 
+// The same of fp32 sums [rows, 32], 16 columns of act and 16 of gate, which are rounded to dtype first: y = [rows, 16],
+// y_stride elements between rows. In the calling thread.
+void gated_sums(Activation kind, DType dtype, const float* sums, int64_t rows, void* y, int64_t y_stride);
+
 // Gradient of silu(act) * gate, plain (step 1).
 struct SwigluGradArgs {
   DType dtype = DType::F32;

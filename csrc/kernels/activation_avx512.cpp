@@ -43,12 +43,22 @@ void silu_gated_rows(const GatedArgs& a, int64_t begin, int64_t end) {
   }
 }
 
-template <class T>
+template <class T, int kIndex>
 void gated_512(const GatedArgs& a, int64_t begin, int64_t end) {
-  if (a.step != 1)
-    return kActivationKernelsAvx2.gated[0][sizeof(T) == 4 ? 0 : std::is_same<T, f16>::value ? 1 : 2](a, begin, end);
+  if (a.step != 1) return kActivationKernelsAvx2.gated[0][kIndex](a, begin, end);
   if (a.clipped || a.activated) return silu_gated_rows<T, false>(a, begin, end);
   silu_gated_rows<T, true>(a, begin, end);
+}
+
+template <class T, int kIndex>
+void silu_sum_rows(Activation kind, const float* sums, int64_t rows, void* y_, int64_t y_stride) {
+  if (kind != Activation::Silu) return kActivationKernelsAvx2.gated_sums[kIndex](kind, sums, rows, y_, y_stride);
+  T* y = static_cast<T*>(y_);
+  const f32x16 alpha = _mm512_set1_ps(1.f);
+  for (int64_t r = 0; r < rows; ++r, sums += 2 * kWide, y += y_stride) {
+    const f32x16 v = rounded16(y, _mm512_loadu_ps(sums)), g = rounded16(y, _mm512_loadu_ps(sums + kWide));
+    store16(y, _mm512_mul_ps(silu(v, alpha), g), 0xffff);
+  }
 }
 
 }  // namespace
@@ -59,9 +69,12 @@ ActivationKernels activation_kernels_avx512() {
   kernels.activate[kSilu][0] = silu_range<float>;
   kernels.activate[kSilu][1] = silu_range<f16>;
   kernels.activate[kSilu][2] = silu_range<bf16>;
-  kernels.gated[kSilu][0] = gated_512<float>;
-  kernels.gated[kSilu][1] = gated_512<f16>;
-  kernels.gated[kSilu][2] = gated_512<bf16>;
+  kernels.gated[kSilu][0] = gated_512<float, 0>;
+  kernels.gated[kSilu][1] = gated_512<f16, 1>;
+  kernels.gated[kSilu][2] = gated_512<bf16, 2>;
+  kernels.gated_sums[0] = silu_sum_rows<float, 0>;
+  kernels.gated_sums[1] = silu_sum_rows<f16, 1>;
+  kernels.gated_sums[2] = silu_sum_rows<bf16, 2>;
   return kernels;
 }
 

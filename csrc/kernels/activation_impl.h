@@ -76,6 +76,28 @@ void gated_rows(const GatedArgs& a, int64_t begin, int64_t end) {
   }
 }
 
+template <class T, Activation kKind>
+void gated_sum_rows(const float* sums, int64_t rows, T* y, int64_t y_stride) {
+  const f32x8 alpha = splat(1.0f);
+  for (int64_t r = 0; r < rows; ++r, sums += 32, y += y_stride) {
+    for (int64_t i = 0; i < 16; i += kLanes) {
+      const f32x8 v = rounded(y, load(sums + i)), g = rounded(y, load(sums + 16 + i));
+      store(y + i, activation<kKind>(v, alpha) * g);
+    }
+  }
+}
+template <class T>
+void gated_sum_rows(Activation kind, const float* sums, int64_t rows, void* y, int64_t y_stride) {
+  switch (kind) {
+    case Activation::Silu:
+      return gated_sum_rows<T, Activation::Silu>(sums, rows, static_cast<T*>(y), y_stride);
+    case Activation::Gelu:
+      return gated_sum_rows<T, Activation::Gelu>(sums, rows, static_cast<T*>(y), y_stride);
+    case Activation::GeluTanh:
+      return gated_sum_rows<T, Activation::GeluTanh>(sums, rows, static_cast<T*>(y), y_stride);
+  }
+}
+
 template <class T>
 void swiglu_grad_rows(const SwigluGradArgs& a, int64_t begin, int64_t end) {
   for (int64_t r = begin; r < end; ++r) {
@@ -99,16 +121,18 @@ struct ActivationKernels {
   void (*activate[3][3])(const void*, void*, int64_t, int64_t, float);
   void (*gated[3][3])(const GatedArgs&, int64_t, int64_t);
   void (*swiglu_grad[3])(const SwigluGradArgs&, int64_t, int64_t);
+  void (*gated_sums[3])(Activation kind, const float* sums, int64_t rows, void* y, int64_t y_stride);
 };
 #define ALOFT_ACTIVATION_ROW(FUNCTION, KIND) \
   {FUNCTION<float, Activation::KIND>, FUNCTION<f16, Activation::KIND>, FUNCTION<bf16, Activation::KIND>}
 #define ALOFT_ACTIVATION_TABLE(FUNCTION) \
   {ALOFT_ACTIVATION_ROW(FUNCTION, Silu), ALOFT_ACTIVATION_ROW(FUNCTION, Gelu), ALOFT_ACTIVATION_ROW(FUNCTION, GeluTanh)}
-#define ALOFT_ACTIVATION_KERNELS                                                  \
-  {                                                                               \
-    ALOFT_ACTIVATION_TABLE(activate_range), ALOFT_ACTIVATION_TABLE(gated_rows), { \
-      swiglu_grad_rows<float>, swiglu_grad_rows<f16>, swiglu_grad_rows<bf16>      \
-    }                                                                             \
+#define ALOFT_ACTIVATION_KERNELS                                                    \
+  {                                                                                 \
+    ALOFT_ACTIVATION_TABLE(activate_range), ALOFT_ACTIVATION_TABLE(gated_rows),     \
+        {swiglu_grad_rows<float>, swiglu_grad_rows<f16>, swiglu_grad_rows<bf16>}, { \
+      gated_sum_rows<float>, gated_sum_rows<f16>, gated_sum_rows<bf16>              \
+    }                                                                               \
   }
 extern const ActivationKernels kActivationKernelsAvx2;
 ActivationKernels activation_kernels_avx512();

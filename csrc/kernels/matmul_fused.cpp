@@ -1,7 +1,5 @@
 #include "kernels/matmul_fused.h"
 
-#include <algorithm>
-#include <cstring>
 #include <stdexcept>
 
 #include "kernels/matmul_isa.h"
@@ -10,9 +8,6 @@ namespace aloft {
 namespace {
 
 using matmul_detail::kernels;
-using matmul_detail::kPanel;
-
-constexpr int64_t kRows = 32;  // of a block handled at a time: what it takes on the stack
 
 int64_t bytes_of(Element type) { return type == Element::F32 ? 4 : 2; }
 DType dtype_of(Element type) {
@@ -33,21 +28,7 @@ void matmul_gated(const Matmul& call, Activation kind) {
   require_rows(call.out);
   const Operand out = call.out;
   matmul(call, Halves::Gated, [&](const SumBlock& block) {
-    const int64_t item = bytes_of(out.type);
-    for (int64_t r0 = 0; r0 < block.rows; r0 += kRows) {
-      const int64_t rows = std::min(kRows, block.rows - r0);
-      alignas(64) char rounded[kRows * kSumColumns * sizeof(float)], units[kRows * kPanel * sizeof(float)];
-      kernels().narrow(out.type, block.sums + r0 * kSumColumns, rows, kSumColumns, rounded, kSumColumns);
-      GatedArgs args;
-      args.kind = kind, args.alpha = 1, args.dtype = dtype_of(out.type);
-      args.rows = rows, args.cols = kPanel, args.stride = kSumColumns;
-      args.act = rounded, args.gate = rounded + kPanel * item, args.y = units;
-      gated(args);
-      for (int64_t r = 0; r < rows; ++r) {
-        std::memcpy(at(out, block.row + r0 + r, block.column[0]), units + r * kPanel * item,
-                    static_cast<size_t>(kPanel * item));
-      }
-    }
+    gated_sums(kind, dtype_of(out.type), block.sums, block.rows, at(out, block.row, block.column[0]), out.row_stride);
   });
 }
 
