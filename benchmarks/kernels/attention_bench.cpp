@@ -7,7 +7,8 @@
 // times reading memory, then the operator. Printed: medians, the part of a call that reading its keys and values does
 // not explain, GB/s of keys and values and its share of the read bandwidth (median of each round's ratio), GFLOP/s of
 // the visible scores (4 x head_dim for each pair of query and key).
-// BENCH=text: only lines with it. BENCH_HOT=1: the same cache part again and again. BENCH_CLOCK=cpu: processor time.
+// BENCH=text: only lines with it. BENCH_ORDER=1: blocks in order. BENCH_HOT=1: the same cache part again and again.
+// BENCH_CLOCK=cpu: processor time.
 #include <sys/mman.h>
 #include <time.h>
 
@@ -106,7 +107,7 @@ struct Bench {
     if (batch * per > blocks) return;
     std::vector<int32_t> table(static_cast<size_t>(blocks));
     for (size_t i = 0; i < table.size(); ++i) table[i] = static_cast<int32_t>(i);
-    std::shuffle(table.begin(), table.end(), std::mt19937(7));
+    if (!is_set("BENCH_ORDER", "1")) std::shuffle(table.begin(), table.end(), std::mt19937(7));
     const int64_t width = model.heads * model.d, rows = batch * q_len;
     std::vector<uint16_t> q(static_cast<size_t>(rows * width)), out(q.size());
     std::copy_n(memory.words, q.size(), q.begin());

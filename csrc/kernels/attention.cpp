@@ -39,6 +39,7 @@ struct Plan {
 
 // Below this a second thread is not worth waking: about three microseconds of reading.
 constexpr int64_t kWorthSharing = 40 << 10;
+constexpr int64_t kWorthFetching = 256 << 10;  // of keys and values in a range of tasks
 constexpr size_t kKeptFloats = size_t{1} << 20;
 
 // Keys the rows [row0, row0 + rows) may see, as [begin, end).
@@ -160,7 +161,9 @@ void attention_forward(const AttentionProblem& p) {
     merge(0, merges);
     return;
   }
-  parallel_for(tasks, 1, run);
+  // Short tasks in longer ranges: what a thread does next is fetched while it does another.
+  const int64_t each = plan.bytes / tasks + 1, most = (tasks + num_threads() - 1) / num_threads();
+  parallel_for(tasks, std::max<int64_t>(1, std::min(most, kWorthFetching / each)), run);
   parallel_for(merges, 8, merge);
 }
 

@@ -6,26 +6,38 @@ namespace {
 
 // ---- few rows --------------------------------------------------------------------------------------------------
 
-// Walks over the lines of a task's keys, then its values, then the first keys of the task after it, ahead of their use.
-// The walk is spread over the work: a burst of prefetches would hold up the loads behind it.
+// Walks over the lines of a task's keys, then its values, then those of the task after it, ahead of their use. The walk
+// is spread over the work: a burst of prefetches would hold up the loads behind it. It goes on in the next task.
 class Stream {
  public:
   Stream(const AttentionProblem& p, const Lies& lies, const AttentionTask& task, const AttentionTask* next) {
-    add(p, lies, task, 0, task.key0, task.key1);
-    add(p, lies, task, 1, task.key0, task.key1);
-    if (next) add(p, lies, *next, 0, next->key0, next->key0 + kAhead < next->key1 ? next->key0 + kAhead : next->key1);
-    if (count_) follow();
+    add(p, lies, task, 0);
+    add(p, lies, task, 1);
+    for (int i = 0; i < count_; ++i) own_ += part_[i].lines();
+    if (next) {
+      add(p, lies, *next, 0);
+      add(p, lies, *next, 1);
+    }
+    if (!count_) return;
+    follow();
+    Ahead& before = ahead();
+    const int64_t distance = kAhead * ((part_[0].bytes + 63) / 64);
+    if (before.task == &task)
+      skip(before.lines);
+    else
+      fetch(distance);
+    before = {next, 0};
+    after_ = next ? &before : nullptr;
   }
-  // Of a token, keys alone.
-  int64_t lines() const { return count_ ? (part_[0].bytes + 63) / 64 : 0; }
+  ~Stream() {
+    if (after_ && walked_ > own_) after_->lines = walked_ - own_;
+  }
+  Stream(const Stream&) = delete;
   void fetch(int64_t lines) {
     for (; lines > 0 && at_ < count_; --lines) {
       _mm_prefetch(line_, _MM_HINT_T1);
-      line_ += 64;
-      if (--left_ > 0) continue;
-      key_ += tokens_;
-      if (key_ >= part_[at_].end && ++at_ < count_) key_ = part_[at_].begin;
-      if (at_ < count_) follow();
+      line_ += 64, ++walked_;
+      if (--left_ <= 0) turn();
     }
   }
 
@@ -34,20 +46,31 @@ class Stream {
     const char* base;
     const int32_t* blocks;
     int64_t token, block, block_size, bytes, begin, end;  // strides in bytes; bytes of a token
+    int64_t lines() const {
+      return token == bytes && !blocks ? ((end - begin) * bytes + 63) / 64 : (end - begin) * ((bytes + 63) / 64);
+    }
   };
-  void add(const AttentionProblem& p, const Lies& lies, const AttentionTask& t, int value, int64_t begin, int64_t end) {
+  struct Ahead {  // what this thread has fetched of the task it does next
+    const AttentionTask* task = nullptr;
+    int64_t lines = 0;
+  };
+  static Ahead& ahead() {
+    static thread_local Ahead of_thread;
+    return of_thread;
+  }
+  void add(const AttentionProblem& p, const Lies& lies, const AttentionTask& t, int value) {
     const AttentionSequence& s = p.sequences[t.sequence];
     const Lie& lie = value ? lies.v : lies.k;
     const int64_t d = value ? p.d_v : p.d, size = static_cast<int64_t>(sizeof(bf16));
-    if (begin >= end || lie.head != d || lie.chunk != 16) return;  // heads that do not lie side by side
+    if (t.key0 >= t.key1 || lie.head != d || lie.chunk != 16) return;  // heads that do not lie side by side
     part_[count_++] = {static_cast<const char*>(value ? s.v : s.k) + t.kv_head * lie.head * size,
                        s.blocks,
                        lie.token * size,
                        lie.block * size,
                        lie.block_size,
                        d * t.kv_heads * size,
-                       begin,
-                       end};
+                       t.key0,
+                       t.key1};
     key_ = part_[0].begin;
   }
   void follow() {  // the longest piece of memory that begins with token key_
@@ -63,12 +86,44 @@ class Stream {
     line_ += inside * part.token;
     left_ = (tokens_ * part.bytes + 63) / 64;
   }
+  void turn() {
+    key_ += tokens_;
+    if (key_ >= part_[at_].end && ++at_ < count_) key_ = part_[at_].begin;
+    if (at_ < count_) follow();
+  }
+  void skip(int64_t lines) {
+    while (lines > 0 && at_ < count_) {
+      const int64_t here = lines < left_ ? lines : left_;
+      line_ += here * 64, walked_ += here, lines -= here;
+      if ((left_ -= here) <= 0) turn();
+    }
+  }
 
-  Part part_[3];
+  Part part_[4];
   int count_ = 0, at_ = 0;
   int64_t key_ = 0, tokens_ = 0, left_ = 0;  // left: lines of the piece
+  int64_t own_ = 0, walked_ = 0;             // lines: of the task itself, gone over
   const char* line_ = nullptr;
+  Ahead* after_ = nullptr;
 };
+
+// Rows of 32 values, m <= 4 of them -> 16 pairs of k x 4 columns (rows of 16 bytes).
+inline void four_columns(const bf16* const (&rows)[4], int64_t m, bf16* to) {
+  const __m512i none = _mm512_setzero_si512();
+  const __m512i a = words(rows[0]), b = m > 1 ? words(rows[1]) : none;
+  const __m512i c = m > 2 ? words(rows[2]) : none, d = m > 3 ? words(rows[3]) : none;
+  const __m512i ab = _mm512_unpacklo_epi32(a, b), ab2 = _mm512_unpackhi_epi32(a, b);
+  const __m512i cd = _mm512_unpacklo_epi32(c, d), cd2 = _mm512_unpackhi_epi32(c, d);
+  const __m512i k0 = _mm512_unpacklo_epi64(ab, cd), k1 = _mm512_unpackhi_epi64(ab, cd);  // 128 bits i: pair 4 i (+ 1)
+  const __m512i k2 = _mm512_unpacklo_epi64(ab2, cd2), k3 = _mm512_unpackhi_epi64(ab2, cd2);
+  const __m512i e = _mm512_shuffle_i32x4(k0, k1, 0x88), f = _mm512_shuffle_i32x4(k2, k3, 0x88);  // 0 8 1 9, 2 10 3 11
+  const __m512i g = _mm512_shuffle_i32x4(k0, k1, 0xdd), h = _mm512_shuffle_i32x4(k2, k3, 0xdd);  // 4 12 5 13, ...
+  const auto store512 = [&](int64_t i, __m512i v) { _mm512_store_si512(to + i * kStep, v); };
+  store512(0, _mm512_shuffle_i32x4(e, f, 0x88));
+  store512(1, _mm512_shuffle_i32x4(g, h, 0x88));
+  store512(2, _mm512_shuffle_i32x4(e, f, 0xdd));
+  store512(3, _mm512_shuffle_i32x4(g, h, 0xdd));
+}
 
 // 16 keys x 4 columns (rows of 16 bytes) -> row r of 16 keys at to + r * stride, r < m <= 4.
 inline void transpose_four(const float* from, int64_t m, float* to, int64_t stride) {
@@ -160,12 +215,22 @@ void run_few(const AttentionProblem& p, const AttentionTask& t, const AttentionT
   shapes.set(4, weight_rows).set(5, 16).set(6, weight_rows).set(7, weight_rows);
   Tiles tiles(shapes);
   Stream stream(p, lies, t, after);
-  const int64_t lines = stream.lines();  // a token's
-  stream.fetch(kAhead * lines);
 
   for (int64_t h = 0; h < heads; ++h) {
     const Rows rows(p, t, t.kv_head + h);
     bf16* to = q + h * steps * kTileWords;
+    if (columns == 4 && p.d_rope == 0 && p.d % kStep == 0) {
+      const bf16* lie[4];
+      for (int64_t r = 0; r < 4; ++r) {
+        const int64_t row = r < m ? r : 0;
+        lie[r] = static_cast<const bf16*>(s.q) + rows.token(row) * p.q_token + rows.head(row) * p.q_head;
+      }
+      for (int64_t i = 0; i < steps; ++i) {
+        four_columns(lie, m, to + i * kSide * 4 * 2);
+        for (const bf16*& from : lie) from += kStep;
+      }
+      continue;
+    }
     for (int64_t r = 0; r < m; ++r) {
       memset(line, 0, static_cast<size_t>(steps * kStep) * sizeof(bf16));
       copy_query(rows, r, line);
