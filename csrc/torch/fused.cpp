@@ -8,7 +8,8 @@
 namespace aloft::fused {
 namespace {
 
-constexpr int64_t kFractalNz = 29, kAlignment = 64;
+constexpr int64_t kFractalNz = 29;
+constexpr size_t kAlignment = 64;
 
 Element element_of(const at::Tensor& t) {
   return t.scalar_type() == at::kFloat ? Element::F32 : t.scalar_type() == at::kHalf ? Element::F16 : Element::BF16;
@@ -97,12 +98,13 @@ int64_t rows_at_a_time(const char* op, int64_t rows, int64_t block_rows) {
   return block_rows ? std::min(rows, block_rows) : rows;
 }
 
-int64_t Scratch::add(int64_t elements, DType dtype) {
-  const int64_t offset = bytes_;
-  bytes_ += (elements * (dtype == DType::F32 ? 4 : 2) + kAlignment - 1) / kAlignment * kAlignment;
-  return offset;
+size_t padded_bytes(int64_t elements, DType dtype) {
+  const size_t bytes = static_cast<size_t>(elements) * (dtype == DType::F32 ? 4 : 2);
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-void Scratch::allocate(const at::Tensor& like) { memory_ = at::empty({bytes_}, like.options().dtype(at::kByte)); }
+at::Tensor scratch(size_t bytes, const at::Tensor& like) {
+  return at::empty({static_cast<int64_t>(bytes)}, like.options().dtype(at::kByte));
+}
 
 }  // namespace aloft::fused

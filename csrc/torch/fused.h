@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "acl/launch.h"
+#include "kernels/activation.h"
 #include "kernels/matmul.h"
 #include "kernels/norm.h"
 
@@ -46,20 +47,11 @@ inline char* shifted(const void* base, int64_t elements, DType dtype) {
 // Rows handled at a time: all of them for block_rows 0.
 int64_t rows_at_a_time(const char* op, int64_t rows, int64_t block_rows);
 
-// Device memory for several arrays, one allocation. Work that is launched before the tensor dies may use it, as any
-// memory of torch_npu's allocator: it is reused by later work of the stream only.
-class Scratch {
- public:
-  int64_t add(int64_t elements, DType dtype);  // offset
-  void allocate(const at::Tensor& like);
-  void* at(int64_t offset) const {
-    return memory_.defined() ? static_cast<char*>(memory_.data_ptr()) + offset : nullptr;
-  }
-
- private:
-  at::Tensor memory_;
-  int64_t bytes_ = 0;
-};
+// What an array takes in scratch memory.
+size_t padded_bytes(int64_t elements, DType dtype);
+// Scratch memory. Work that is launched before the tensor dies may use it, as any memory of torch_npu's allocator: it
+// is reused by later work of the stream only.
+at::Tensor scratch(size_t bytes, const at::Tensor& like);
 
 // Launches `work` on the current stream of the device of `out`; raises what it reports.
 template <class F>

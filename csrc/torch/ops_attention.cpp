@@ -13,6 +13,7 @@
 #include "kernels/attention.h"
 #include "opapi/work.h"
 #include "torch/device.h"
+#include "torch/paged_attention.h"
 
 namespace aloft {
 namespace {
@@ -221,6 +222,14 @@ std::tuple<at::Tensor&, at::Tensor> paged_attention_out_meta(
 }
 
 }  // namespace
+
+void paged_attention_into(const at::Tensor& query, const at::Tensor& key_cache, const at::Tensor& value_cache,
+                          const PagedStep& step, int64_t num_kv_heads, double scale, int64_t window_left,
+                          double soft_cap, at::Tensor& out) {
+  paged_attention_out(query, key_cache, value_cache, step.block_table, step.cu_query_lens, step.kv_lens, num_kv_heads,
+                      scale, window_left, soft_cap, true, std::nullopt, false, out);
+}
+
 }  // namespace aloft
 
 TORCH_LIBRARY_FRAGMENT(aloft, m) {

@@ -24,7 +24,7 @@ ENGINES = {
     "glm4": ("bfloat16", False),
     "llama_32": ("float32", False),
 }
-LEVELS = ("full", "partial", "blocked", "none")
+LEVELS = ("full", "full, layer by layer", "partial", "blocked", "none")
 
 
 @pytest.fixture(scope="module", params=ENGINES)
@@ -67,11 +67,14 @@ def test_every_level_gives_the_same_bits(case: tuple[str, object], monkeypatch: 
     monkeypatch.setattr(layer, "BLOCK_ROWS", 24)
     layers, runner = layers_of(engine), runner_of(engine)
     fused = list(layers)
+    stacks = [each._stack for each in fused]
+    assert all(stack is stacks[0] is not None for stack in stacks)
     got = {}
     for level in LEVELS:
         for index, each in enumerate(fused):
             layers[index] = each._unfused[0] if level == "none" else each
-            each._level = Fusion(level).level
+            each._level = Fusion(level.split(",")[0]).level
+            each._stack = None if "," in level else stacks[index]
         if runner.graphs is not None:
             runner.graphs.clear()
         got[level] = outputs(engine)

@@ -10,6 +10,7 @@ from vllm.forward_context import get_forward_context
 from aloft.layers.linear import product
 from aloft.models.level import BLOCK_ROWS, Fusion
 from aloft.models.plain import Parts
+from aloft.models.stack import DecoderStack
 
 
 class FusedDecoderLayer(torch.nn.Module):
@@ -25,10 +26,16 @@ class FusedDecoderLayer(torch.nn.Module):
         self._unfused = (layer,)  # in a tuple: as a child it would double every parameter's name
         self._parts = parts
         self._level = fusion.level
+        self._stack: DecoderStack | None = None
+        self._last = False
         operators = torch.ops.aloft
         self._attention_input = operators.attention_input.default
         self._mlp_block = operators.mlp_block.default
         self._gated = operators.gated_matmul.default
+
+    def join(self, stack: DecoderStack, last: bool) -> None:
+        """Makes this layer one of a stack, which its first layer runs where the step allows it."""
+        self._stack, self._last = stack, last
 
     def forward(
         self,
@@ -41,6 +48,11 @@ class FusedDecoderLayer(torch.nn.Module):
 
         ``t_cond`` is what Mistral's model passes to its layers; plain ones have no use for it.
         """
+        stack = self._stack
+        if stack is not None and stack.result is hidden_states and residual is not None:
+            if self._last:
+                stack.result = None
+            return hidden_states, residual
         metadata: Any = get_forward_context().attn_metadata
         if metadata is None:  # memory profiling: there is no cache yet
             return self._unfused[0](positions, hidden_states, residual)
@@ -49,6 +61,8 @@ class FusedDecoderLayer(torch.nn.Module):
         cache, impl = attention.kv_cache, attention.impl
         level = self._level(hidden_states.shape[0])
         rows = BLOCK_ROWS if level == "blocked" else 0
+        if residual is None and stack is not None and level != "partial" and stack.serves(metadata):
+            return stack.run(positions, hidden_states, own, rows)
         cos, sin = parts.rotary.tables(positions, hidden_states)
         query, total = self._attention_input(
             hidden_states,

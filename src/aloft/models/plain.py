@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from vllm.config import get_current_vllm_config_or_none
 
 from aloft.attention.impl import AloftAttentionImpl
 from aloft.layers.activation import AloftSiluAndMul
@@ -75,8 +74,6 @@ def parts_of(layer: torch.nn.Module) -> Parts:
     found: Any = layer
     attention, mlp = found.self_attn, found.mlp
     _need((_kind(attention), _kind(mlp)) == kinds, f"{_kind(attention)} and {_kind(mlp)} in {_kind(layer)}")
-    config = get_current_vllm_config_or_none()
-    _need(config is None or config.lora_config is None, "LoRA")
     _need(getattr(found, "ada_rms_norm_t_cond", None) is None, "a norm conditioned on time")
     _need(not getattr(attention, "do_llama_4_scaling", False), "queries scaled by position")
     _need(getattr(attention, "dual_chunk_attention_config", None) is None, "dual chunk attention")

@@ -2,13 +2,19 @@
 
 ``aloft::attention_input`` goes from hidden states to the query, with keys and values in the cache; ``aloft::mlp_block``
 from the result of attention to the next layer's hidden states; ``aloft::gated_matmul`` is the gate and up projection
-with SwiGLU. The virtual NPU has them as single operators; elsewhere ``ensure()`` registers the composites below. Both
-give the same bits: an operator rounds where the composite stores.
+with SwiGLU; ``aloft::decoder_stack`` is all layers of a model with their attention. The virtual NPU has them as single
+operators; elsewhere ``ensure()`` registers the composites below. Both give the same bits: an operator rounds where the
+composite stores.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
+
+from aloft.ops import paged_attention
 
 SCHEMAS = (
     "attention_input(Tensor hidden, Tensor? residual, Tensor norm_weight, float norm_eps, Tensor qkv_weight, Tensor? "
@@ -19,7 +25,13 @@ SCHEMAS = (
     "Tensor gate_up_weight, Tensor? gate_up_bias, Tensor down_weight, Tensor? down_bias, int block_rows=0) "
     "-> (Tensor, Tensor)",
     "gated_matmul(Tensor x, Tensor gate_up_weight, Tensor? gate_up_bias=None) -> Tensor",
+    "decoder_stack(Tensor hidden, Tensor?[] weights, float[] epsilons, Tensor cos, Tensor sin, bool interleaved, "
+    "Tensor(a!)[] key_caches, Tensor(b!)[] value_caches, Tensor slot_mapping, Tensor block_table, int[] "
+    "cu_query_lens, int[] kv_lens, int num_heads, float scale, int[] window_left, float soft_cap=0., int "
+    "block_rows=0) -> (Tensor, Tensor)",
 )
+#: entries of ``weights`` and ``epsilons`` that ``decoder_stack`` takes of each layer
+STACK_WEIGHTS, STACK_EPSILONS = 12, 3
 _library: torch.library.Library | None = None
 
 
@@ -132,6 +144,61 @@ def gated_matmul(
     return torch.ops.npu.npu_swiglu(_product(x, gate_up_weight, gate_up_bias), -1)
 
 
+def decoder_stack(
+    hidden: torch.Tensor,
+    weights: Sequence[torch.Tensor | None],
+    epsilons: Sequence[float],
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    interleaved: bool,
+    key_caches: Sequence[torch.Tensor],
+    value_caches: Sequence[torch.Tensor],
+    slot_mapping: torch.Tensor,
+    block_table: torch.Tensor,
+    cu_query_lens: Sequence[int],
+    kv_lens: Sequence[int],
+    num_heads: int,
+    scale: float,
+    window_left: Sequence[int],
+    soft_cap: float = 0.0,
+    block_rows: int = 0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """All decoder layers of a model, the first without a residual: layer by layer ``attention_input``, the attention of
+    ``aloft::paged_attention`` and ``mlp_block``.
+
+    Args:
+        hidden: ``[T, W]``.
+        weights: of each layer input norm, QKV weight, its bias, query norm, key norm, output weight, its bias, norm of
+            the MLP, gate and up weight, its bias, down weight, its bias; None where there is none.
+        epsilons: of each layer those of the input norm, the query and key norms, and the norm of the MLP.
+        key_caches, value_caches, window_left: one a layer; the rest as in the operators named.
+
+    Returns:
+        What the last layer hands on: hidden states and residual, each ``[T, W]``.
+    """
+    paged_attention.ensure()
+    residual: torch.Tensor | None = None
+    for layer, (key_cache, value_cache, window) in enumerate(zip(key_caches, value_caches, window_left, strict=True)):
+        own: Any = weights[STACK_WEIGHTS * layer : STACK_WEIGHTS * (layer + 1)]
+        norm, qkv, qkv_bias, q_norm, k_norm, *behind = own
+        first, heads, last = epsilons[STACK_EPSILONS * layer : STACK_EPSILONS * (layer + 1)]
+        query, total = attention_input(
+            *(hidden, residual, norm, first, qkv, qkv_bias, cos, sin, interleaved, key_cache, value_cache),
+            *(slot_mapping, num_heads, q_norm, k_norm, heads, block_rows),
+        )
+        attended, _ = torch.ops.aloft.paged_attention(
+            *(query, key_cache, value_cache, block_table, cu_query_lens, kv_lens, key_cache.shape[2], scale),
+            *(window, soft_cap),
+        )
+        total = hidden if residual is None else total
+        o, o_bias, mlp_norm, gate_up, gate_up_bias, down, down_bias = behind
+        hidden, residual = mlp_block(
+            *(attended.flatten(1), total, o, o_bias, mlp_norm, last, gate_up, gate_up_bias, down, down_bias, block_rows)
+        )
+    assert residual is not None
+    return hidden, residual
+
+
 def write_cache(
     key: torch.Tensor, value: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, slots: torch.Tensor
 ) -> None:
@@ -171,6 +238,6 @@ def ensure() -> None:
     if _library is not None or hasattr(torch.ops.aloft, "mlp_block"):
         return
     _library = torch.library.Library("aloft", "FRAGMENT")
-    for schema, function in zip(SCHEMAS, (attention_input, mlp_block, gated_matmul), strict=True):
+    for schema, function in zip(SCHEMAS, (attention_input, mlp_block, gated_matmul, decoder_stack), strict=True):
         _library.define(schema)
         _library.impl(schema.split("(")[0], function, "CompositeExplicitAutograd")

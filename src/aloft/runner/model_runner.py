@@ -68,7 +68,7 @@ class ModelRunner:
     # ---- start-up -----------------------------------------------------------------------------------------------
 
     def load_model(self) -> None:
-        self.model = models.fuse(get_model(vllm_config=self.vllm_config), self.config.fusion_level)
+        self.model = models.fuse(get_model(vllm_config=self.vllm_config), self.config.fusion_level, self.vllm_config)
 
     def get_kv_cache_spec(self) -> dict[str, KVCacheSpec]:
         specs, self.shared_layers = kv.layers_and_specs(self.vllm_config)

@@ -1,0 +1,172 @@
+// The fused operators of a decoder layer, and of all layers of a model. They do what the operators they stand for do
+// one after the other, bit for bit; composites of those take their place on CANN (src/aloft/ops/decoder_layer.py).
+#include <ATen/core/List.h>
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <tuple>
+#include <vector>
+
+#include "torch/fused_input.h"
+#include "torch/fused_mlp.h"
+#include "torch/paged_attention.h"
+
+namespace aloft {
+namespace {
+
+using fused::given;
+using fused::Optional;
+using Pair = std::tuple<at::Tensor, at::Tensor>;
+
+bool is_meta(const at::Tensor& t) { return t.device().type() == c10::DeviceType::Meta; }
+
+Pair attention_input(const at::Tensor& hidden, const Optional& residual, const at::Tensor& norm_weight, double norm_eps,
+                     const at::Tensor& qkv_weight, const Optional& qkv_bias, const at::Tensor& cos,
+                     const at::Tensor& sin, bool interleaved, at::Tensor& key_cache, at::Tensor& value_cache,
+                     const at::Tensor& slot_mapping, int64_t num_heads, const Optional& q_norm_weight,
+                     const Optional& k_norm_weight, double qk_norm_eps, int64_t block_rows) {
+  fused::InputStage stage({hidden, residual, norm_weight, norm_eps, qkv_weight, qkv_bias, cos, sin, interleaved,
+                           key_cache, value_cache, slot_mapping, num_heads, q_norm_weight, k_norm_weight, qk_norm_eps,
+                           block_rows});
+  Pair made{at::empty({hidden.size(0), num_heads, key_cache.size(3)}, hidden.options()),
+            at::empty(given(residual) ? hidden.sizes() : at::IntArrayRef({0}), hidden.options())};
+  if (is_meta(hidden) || !stage.tokens()) return made;
+  const at::Tensor scratch = fused::scratch(stage.scratch_bytes(), hidden);
+  stage.put(std::get<0>(made), std::get<1>(made), scratch.data_ptr());
+  fused::run(stage.kName, hidden, stage);
+  return made;
+}
+
+Pair mlp_block(const at::Tensor& attention, const at::Tensor& residual, const at::Tensor& o_weight,
+               const Optional& o_bias, const at::Tensor& norm_weight, double norm_eps, const at::Tensor& gate_up_weight,
+               const Optional& gate_up_bias, const at::Tensor& down_weight, const Optional& down_bias,
+               int64_t block_rows) {
+  fused::MlpStage stage({attention, residual, o_weight, o_bias, norm_weight, norm_eps, gate_up_weight, gate_up_bias,
+                         down_weight, down_bias, block_rows});
+  Pair made{at::empty(residual.sizes(), residual.options()), at::empty(residual.sizes(), residual.options())};
+  if (is_meta(residual) || !stage.tokens()) return made;
+  const at::Tensor scratch = fused::scratch(stage.scratch_bytes(), residual);
+  stage.put(std::get<0>(made), std::get<1>(made), scratch.data_ptr());
+  fused::run(stage.kName, residual, stage);
+  return made;
+}
+
+constexpr char kGated[] = "aloft::gated_matmul";
+
+at::Tensor gated_matmul(const at::Tensor& x, const at::Tensor& gate_up_weight, const Optional& gate_up_bias) {
+  fused::check_dtype(kGated, "x", x);
+  TORCH_CHECK_VALUE(x.dim() == 2 && x.is_contiguous(), kGated, ": x must be contiguous [tokens, width], got ",
+                    x.sizes());
+  const fused::GatedProduct gated(kGated, gate_up_weight, gate_up_bias, x, x.size(1));
+  at::Tensor made = at::empty({x.size(0), gated.out()}, x.options());
+  if (is_meta(x) || !made.numel()) return made;
+  const int64_t rows = x.size(0), sums = gated.sums(rows);
+  const at::Tensor scratch = sums ? at::empty({sums}, x.options()) : at::Tensor();
+  fused::run(
+      kGated, x,
+      [gated, rows, from = x.const_data_ptr(), sums = sums ? scratch.data_ptr() : nullptr, to = made.data_ptr()] {
+        gated(rows, from, sums, to);
+        return aclError{kOk};
+      });
+  return made;
+}
+
+constexpr char kStack[] = "aloft::decoder_stack";
+
+// The tensors of one layer, in the order of `weights`, and its epsilons in that of `epsilons`.
+constexpr size_t kWeights = 12, kEpsilons = 3;
+struct LayerWeights {
+  Optional input_norm, qkv, qkv_bias, q_norm, k_norm, o, o_bias, mlp_norm, gate_up, gate_up_bias, down, down_bias;
+
+  LayerWeights(const c10::List<Optional>& all, size_t layer) {
+    size_t i = layer * kWeights;
+    for (Optional* to : {&input_norm, &qkv, &qkv_bias, &q_norm, &k_norm, &o, &o_bias, &mlp_norm, &gate_up,
+                         &gate_up_bias, &down, &down_bias}) {
+      *to = all.get(i++);
+    }
+    for (const Optional* needed : {&input_norm, &qkv, &o, &mlp_norm, &gate_up, &down}) {
+      TORCH_CHECK_VALUE(given(*needed), kStack, ": a norm or projection of layer ", layer, " is missing in weights");
+    }
+  }
+};
+
+// Everything is checked before anything is launched, but for what the attention says of its own arguments.
+Pair decoder_stack(const at::Tensor& hidden, const c10::List<Optional>& weights, at::ArrayRef<double> epsilons,
+                   const at::Tensor& cos, const at::Tensor& sin, bool interleaved, at::TensorList key_caches,
+                   at::TensorList value_caches, const at::Tensor& slot_mapping, const at::Tensor& block_table,
+                   at::IntArrayRef cu_query_lens, at::IntArrayRef kv_lens, int64_t num_heads, double scale,
+                   at::IntArrayRef window_left, double soft_cap, int64_t block_rows) {
+  const size_t layers = key_caches.size();
+  TORCH_CHECK_VALUE(layers > 0 && value_caches.size() == layers && window_left.size() == layers &&
+                        weights.size() == layers * kWeights && epsilons.size() == layers * kEpsilons,
+                    kStack, ": key_caches has ", layers, " layers; value_caches (", value_caches.size(),
+                    ") and window_left (", window_left.size(), ") need one entry a layer, weights (", weights.size(),
+                    ") ", kWeights, " and epsilons (", epsilons.size(), ") ", kEpsilons);
+  TORCH_CHECK_VALUE(hidden.dim() == 2, kStack, ": hidden must be [tokens, width], got ", hidden.sizes());
+  TORCH_CHECK_VALUE(key_caches[0].dim() == 4, kStack, ": key_caches[0] has the shape ", key_caches[0].sizes(),
+                    "; it must be [blocks, block_size, num_kv_heads, head_dim]");
+  at::Tensor query = at::empty({hidden.size(0), num_heads, key_caches[0].size(3)}, hidden.options());
+  at::Tensor attended = at::empty(query.sizes(), hidden.options());
+  const at::Tensor rows = attended.flatten(1), total = at::empty(hidden.sizes(), hidden.options());
+  const Optional none, residual = at::empty(hidden.sizes(), hidden.options());
+  const at::Tensor out = at::empty(hidden.sizes(), hidden.options());
+  std::vector<fused::InputStage> inputs;
+  std::vector<fused::MlpStage> outputs;
+  inputs.reserve(layers), outputs.reserve(layers);
+  size_t bytes = 0;
+  for (size_t l = 0; l < layers; ++l) {
+    const LayerWeights w(weights, l);
+    const double* epsilon = epsilons.data() + l * kEpsilons;
+    inputs.emplace_back(fused::InputArguments{l ? out : hidden, l ? residual : none, *w.input_norm, epsilon[0], *w.qkv,
+                                              w.qkv_bias, cos, sin, interleaved, key_caches[l], value_caches[l],
+                                              slot_mapping, num_heads, w.q_norm, w.k_norm, epsilon[1], block_rows});
+    outputs.emplace_back(fused::MlpArguments{rows, l ? total : hidden, *w.o, w.o_bias, *w.mlp_norm, epsilon[2],
+                                             *w.gate_up, w.gate_up_bias, *w.down, w.down_bias, block_rows});
+    bytes = std::max({bytes, inputs.back().scratch_bytes(), outputs.back().scratch_bytes()});
+  }
+  if (is_meta(hidden) || !hidden.size(0)) return {out, *residual};
+  const at::Tensor scratch = fused::scratch(bytes, hidden);
+  for (size_t l = 0; l < layers; ++l) {
+    inputs[l].put(query, total, scratch.data_ptr());
+    fused::run(inputs[l].kName, hidden, inputs[l]);
+    paged_attention_into(query, key_caches[l], value_caches[l], {block_table, cu_query_lens, kv_lens},
+                         key_caches[l].size(2), scale, window_left[l], soft_cap, attended);
+    outputs[l].put(out, *residual, scratch.data_ptr());
+    fused::run(outputs[l].kName, hidden, outputs[l]);
+  }
+  return {out, *residual};
+}
+
+}  // namespace
+}  // namespace aloft
+
+TORCH_LIBRARY_FRAGMENT(aloft, m) {
+  m.def(
+      "attention_input(Tensor hidden, Tensor? residual, Tensor norm_weight, float norm_eps, Tensor qkv_weight, Tensor? "
+      "qkv_bias, Tensor cos, Tensor sin, bool interleaved, Tensor(a!) key_cache, Tensor(b!) value_cache, Tensor "
+      "slot_mapping, int num_heads, Tensor? q_norm_weight=None, Tensor? k_norm_weight=None, float qk_norm_eps=1e-06, "
+      "int block_rows=0) -> (Tensor, Tensor)");
+  m.def(
+      "mlp_block(Tensor attention, Tensor residual, Tensor o_weight, Tensor? o_bias, Tensor norm_weight, float "
+      "norm_eps, Tensor gate_up_weight, Tensor? gate_up_bias, Tensor down_weight, Tensor? down_bias, int block_rows=0) "
+      "-> (Tensor, Tensor)");
+  m.def("gated_matmul(Tensor x, Tensor gate_up_weight, Tensor? gate_up_bias=None) -> Tensor");
+  m.def(
+      "decoder_stack(Tensor hidden, Tensor?[] weights, float[] epsilons, Tensor cos, Tensor sin, bool interleaved, "
+      "Tensor(a!)[] key_caches, Tensor(b!)[] value_caches, Tensor slot_mapping, Tensor block_table, int[] "
+      "cu_query_lens, int[] kv_lens, int num_heads, float scale, int[] window_left, float soft_cap=0., int "
+      "block_rows=0) -> (Tensor, Tensor)");
+}
+TORCH_LIBRARY_IMPL(aloft, PrivateUse1, m) {
+  m.impl("attention_input", TORCH_FN(aloft::attention_input));
+  m.impl("mlp_block", TORCH_FN(aloft::mlp_block));
+  m.impl("gated_matmul", TORCH_FN(aloft::gated_matmul));
+  m.impl("decoder_stack", TORCH_FN(aloft::decoder_stack));
+}
+TORCH_LIBRARY_IMPL(aloft, Meta, m) {
+  m.impl("attention_input", TORCH_FN(aloft::attention_input));
+  m.impl("mlp_block", TORCH_FN(aloft::mlp_block));
+  m.impl("gated_matmul", TORCH_FN(aloft::gated_matmul));
+  m.impl("decoder_stack", TORCH_FN(aloft::decoder_stack));
+}
