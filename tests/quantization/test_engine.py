@@ -20,8 +20,15 @@ WRITTEN = [  # scheme, format, changes, error allowed beside that of rounding ac
     ("w4a8", "modelslim", {"group": 64}),
     ("w4a8", "modelslim", {"group": 0}),
     ("w4a8", "compressed-tensors", {"group": 32}),
+    ("w4a8", "compressed-tensors", {}),  # groups of 128 and 96, as the inputs allow
 ]
-SHORT = [("w4a4", {}), ("float", {"kv": "int8"}), ("w8a8-static", {}), ("w4a16", {"group": 32, "target_bits": 5.0})]
+SHORT = [
+    ("w4a4", {"tune": 4, "tune_samples": 8}),
+    ("float", {"kv": "int8"}),
+    ("w8a8-static", {}),
+    ("w8a8-static", {"algorithm": "smoothquant"}),
+    ("w4a16", {"group": 32, "target_bits": 5.0}),
+]
 GROUPED = [("awq", 32, False, False), ("gptq", 32, True, False), ("gptq", 64, False, True)]
 
 

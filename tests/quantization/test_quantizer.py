@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
 
 import numpy
 import pytest
@@ -131,7 +130,14 @@ def test_packing():
 
 def test_recipes():
     assert recipe("W8A8_dynamic").scheme == "w8a8-dynamic" and recipe("w4a16", 32, True).group == 32
-    for bad in (("w5a5",), ("w8a16", 64), ("w4a16", 48), ("w4a8", None, False), ("w4a16", None, None, "best")):
+    for bad in (
+        ("w5a5",),
+        ("w8a16", 64),
+        ("w4a16", 48),
+        ("w4a8", None, False),
+        ("w4a16", None, None, "best"),
+        ("w4a16", None, None, "smoothquant"),
+    ):
         with pytest.raises(ValueError, match="--"):
             recipe(*bad)
 
@@ -215,9 +221,12 @@ def test_plan_takes_what_costs_most_for_its_size():
 
 
 def test_adapted_groups():
-    wanted = replace(recipe("w4a8"), group=128, adapt=True)
+    wanted = recipe("w4a8")
     assert [wanted.fitted(size).group for size in (576, 1536, 64, 48)] == [96, 128, 64, 0]
     assert recipe("w4a8", 64).fitted(576).group == 64
+    assert wanted.shared({576, 1536}).group == 96
+    down = recipe("w4a4").shared({576, 1536}).of("mlp.down_proj")
+    assert down is not None and (down.scheme, down.group, down.fitted(1536).group) == ("w4a8", 96, 96)
 
 
 def test_share():

@@ -52,6 +52,10 @@ class Decoder:
         self.num_layers = len(self.body.layers)
         self.tied = bool(self.config.tie_word_embeddings) and "lm_head.weight" not in self.where
 
+    def input_features(self) -> set[int]:
+        """The linear layers' numbers of input features."""
+        return {submodule(self.body.layers[0], name).in_features for name in LINEARS}
+
     def tensor(self, name: str) -> torch.Tensor:
         """A tensor of the checkpoint."""
         from safetensors import safe_open

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 FLOAT_ACTIVATIONS, TOKEN, STATIC = "float", "token", "static"
@@ -16,8 +17,8 @@ class Recipe:
     ``static`` (one calibrated scale). rotate: Hadamard rotations folded into the weights. kronecker: an online rotation
     before each quantized product. smooth: exponent of SmoothQuant's migration, 0 for none. gptq: error feedback;
     otherwise nearest rounding. rounds: of scales and codes descending together after that. symmetric_inputs: no offset
-    of static activations. sensitive: layers whose activations keep 8 bits in a 4-bit scheme, or a scale a token in a
-    static one.
+    of static activations. sensitive: layers whose activations keep 8 bits in a 4-bit scheme (with groups of
+    sensitive_group at most), or a scale a token in a static one.
     """
 
     scheme: str
@@ -35,6 +36,7 @@ class Recipe:
     search: bool = True
     symmetric_inputs: bool = False
     sensitive: tuple[str, ...] = ()
+    sensitive_group: int = 0
 
     def of(self, layer: str) -> Recipe | None:
         """The recipe of a linear layer, by its name in the block; None where it stays float."""
@@ -44,18 +46,27 @@ class Recipe:
             return self
         if self.bits == 8:
             return replace(self, scheme="w8a8-dynamic", activations=TOKEN, sensitive=())
-        return replace(self, scheme="w4a8", activation_bits=8, kronecker=False, sensitive=())
+        return replace(
+            self, scheme="w4a8", activation_bits=8, kronecker=False, sensitive=(), group=self.sensitive_group
+        )
 
     def fitted(self, features: int) -> Recipe:
         """The recipe for a number of input features."""
-        if not self.adapt:
-            return self
-        sizes = (size for size in range(self.group // 32 * 32, 0, -32) if features % size == 0)
-        return replace(self, group=next(sizes, 0), adapt=False)
+        return replace(self, group=_largest(self.group, features), adapt=False) if self.adapt else self
+
+    def shared(self, features: set[int]) -> Recipe:
+        """The recipe whose groups are the same for layers of all these numbers of input features."""
+        common = math.gcd(*features)
+        return replace(self.fitted(common), sensitive_group=_largest(self.sensitive_group, common))
 
     @property
     def needs_text(self) -> bool:
         return self.gptq or self.smooth > 0 or self.activations == STATIC
+
+
+def _largest(limit: int, features: int) -> int:
+    """The largest multiple of 32 up to the limit that divides the features; 0 where there is none."""
+    return next((size for size in range(limit // 32 * 32, 0, -32) if features % size == 0), 0)
 
 
 _RECIPES = {
@@ -73,7 +84,7 @@ _RECIPES = {
             sensitive=("mlp.down_proj",),
         ),
         Recipe("w4a16", 4, group=64, symmetric=False, gptq=True),
-        Recipe("w4a8", 4, group=64, activations=TOKEN, activation_bits=8, rotate=True, gptq=True),
+        Recipe("w4a8", 4, group=128, adapt=True, activations=TOKEN, activation_bits=8, rotate=True, gptq=True),
         Recipe(
             "w4a4",
             4,
@@ -83,6 +94,7 @@ _RECIPES = {
             kronecker=True,
             gptq=True,
             sensitive=("mlp.down_proj",),
+            sensitive_group=128,
         ),
     )
 }
@@ -93,7 +105,8 @@ def recipe(scheme: str, group: int | None = None, symmetric: bool | None = None,
     """The recipe of a scheme, with what the user changed.
 
     Args:
-        algorithm: ``auto`` (the scheme's own), ``minmax`` or ``mse`` (nearest rounding), ``gptq``.
+        algorithm: ``auto`` (the scheme's own), ``minmax`` or ``mse`` (nearest rounding), ``gptq``, ``smoothquant``
+            (in the place of rotations, for 8-bit activations).
 
     Raises:
         ValueError: an unknown scheme or algorithm, or one that does not go with the scheme.
@@ -115,6 +128,10 @@ def recipe(scheme: str, group: int | None = None, symmetric: bool | None = None,
         found = replace(found, gptq=False, smooth=0.0, rotate=False, search=algorithm == "mse", sensitive=())
     elif algorithm == "gptq":
         found = replace(found, gptq=True)
+    elif algorithm == "smoothquant":
+        if found.activation_bits != 8:
+            raise ValueError(f"--algorithm smoothquant goes with 8-bit activations, not with {found.scheme}")
+        found = replace(found, smooth=0.5, rotate=False)
     elif algorithm != "auto":
-        raise ValueError(f"--algorithm must be auto, minmax, mse or gptq, not {algorithm!r}")
+        raise ValueError(f"--algorithm must be auto, minmax, mse, gptq or smoothquant, not {algorithm!r}")
     return found

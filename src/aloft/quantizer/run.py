@@ -104,7 +104,10 @@ def quantize(
     needs_text = wanted.needs_text or settings.kv == "int8" or settings.mixed or settings.tune > 0
     if needs_text and calibration is None:
         raise ValueError(f"the scheme {wanted.scheme} (KV {settings.kv}) needs calibration text: --calib FILE")
-    run = _Run(Decoder(model), out, settings, wanted, Path(calibration) if needs_text and calibration else None)
+    decoder = Decoder(model)
+    if settings.format == "modelslim":  # its description has one group size for all layers
+        wanted = wanted.shared(decoder.input_features())
+    run = _Run(decoder, out, settings, wanted, Path(calibration) if needs_text and calibration else None)
     return run.go(progress)
 
 
