@@ -26,7 +26,7 @@ HERE = Path(__file__).parent
 ALOFT = Path(sys.executable).parent / "aloft"
 #: name -> options of aloft quantize; the evaluated engine's options
 #: more calibration text than by default, and training: 4-bit schemes gain from both
-_FOUR = ["--samples", "128", "--tune", "48"]
+_FOUR = ["--samples", "128", "--tune", "32"]
 SCHEMES: dict[str, tuple[list[str], list[str]]] = {
     "w8a16": (["--scheme", "w8a16"], []),
     "w8a8-dynamic": (["--scheme", "w8a8-dynamic"], []),

@@ -97,12 +97,12 @@ def compressed(folder: Path) -> dict:
 
     stored = tensors(folder)
     said = json.loads((folder / "config.json").read_text())["quantization_config"]
-    (group,) = said["config_groups"].values()
-    scheme = QuantizationScheme.model_validate(group)
-    library = BaseCompressor.get_value_from_registry(group["format"])
+    groups = said["config_groups"].values()
     values = {}
     layers = {name.rpartition(".")[0] for name in stored if name.endswith("proj.weight_scale")}
     for layer in layers:
         state = {name.rpartition(".")[2]: t for name, t in stored.items() if name.rpartition(".")[0] == layer}
-        values[layer] = library.decompress(state, scheme)["weight"].double()
+        (group,) = (group for group in groups if {"Linear", layer} & set(group["targets"]))
+        library = BaseCompressor.get_value_from_registry(group["format"])
+        values[layer] = library.decompress(state, QuantizationScheme.model_validate(group))["weight"].double()
     return values

@@ -29,7 +29,7 @@ class Lesson:
     steps: int
     batch: int = 8
     part: int = 2
-    rate: float = 2e-3
+    rate: float = 3e-3
     warm: int = 4
 
     def pace(self, step: int) -> float:
