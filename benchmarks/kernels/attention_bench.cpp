@@ -173,5 +173,6 @@ int main(int argc, char** argv) {
     for (int64_t tokens : {128, 512, 2048}) bench.line(model, "prefill", 1, tokens, tokens);
     bench.line(model, "prefill", 1, 512, 4096);
     bench.line(model, "prefill", 4, 32, 32);
+    bench.line(model, "prefill", 4, 512, 512);
   }
 }
