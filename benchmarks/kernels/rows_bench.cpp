@@ -1,4 +1,4 @@
-// Operators on rows (gated unit, normalisation, rotary embedding) against the memory they touch.
+// Operators on rows (gated unit, normalisation, rotary embedding, QKV into the cache) against the memory they touch.
 //
 //   benchmarks/kernels/rows_bench.sh [rounds]
 //
@@ -11,12 +11,14 @@
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <numeric>
 #include <vector>
 
 #include "kernels/activation.h"
 #include "kernels/cpu.h"
 #include "kernels/norm.h"
 #include "kernels/parallel.h"
+#include "kernels/qkv.h"
 #include "kernels/rotary.h"
 
 using namespace aloft;
@@ -61,6 +63,8 @@ int main(int argc, char** argv) {
     words[i] = static_cast<uint16_t>((x >> 31 << 15) | (0x3f00 + (x >> 24 & 0xff)));
   }
   std::printf("isa %s, %d threads\n", isa_name(isa()), num_threads());
+  std::vector<int64_t> slots(512);
+  std::iota(slots.begin(), slots.end(), 0);
   for (const int64_t rows : {8, 32, 512}) {
     const size_t r = static_cast<size_t>(rows);
     line("silu and gate 1536", rows, rounds, r * 1536 * 6, [&](char* at) {
@@ -83,6 +87,16 @@ int main(int argc, char** argv) {
       a.cos_strides[0] = a.sin_strides[0] = 64;
       a.x = at, a.y = at + r * 1152, a.cos = at + r * 2304, a.sin = at + r * 2432;
       rotary(a);
+    });
+    line("query key value", rows, rounds, r * (960 * 4 + 256 + 8), [&](char* at) {
+      QkvArgs a;
+      a.dtype = DType::BF16, a.tokens = rows, a.heads = 9, a.kv_heads = 3, a.d = a.d_rotary = 64;
+      a.qkv = at, a.query = at + r * 1920, a.key.data = at + r * 3072, a.value.data = at + r * 3456;
+      a.key.token = a.value.token = 192, a.key.head = a.value.head = 64, a.block_size = 128;
+      a.key.block = a.value.block = 192 * 128;
+      a.cos = at + r * 3840, a.sin = at + r * 3968, a.cos_stride = a.sin_stride = 64;
+      a.slots = slots.data();
+      finish_qkv(a);
     });
   }
 }
