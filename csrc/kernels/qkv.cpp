@@ -10,7 +10,7 @@
 namespace aloft {
 namespace {
 
-constexpr int64_t kGrainElements = 1 << 14;
+constexpr int64_t kGrainElements = 1 << 12;  // some microseconds
 
 int64_t slot_of(const QkvArgs& a, int64_t token) {
   return a.slot_dtype == DType::I32 ? static_cast<const int32_t*>(a.slots)[token]

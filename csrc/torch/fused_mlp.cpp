@@ -8,9 +8,6 @@ namespace aloft::fused {
 namespace {
 
 constexpr int64_t kPanel = 16;
-// Up to so many rows SwiGLU takes its operands from the product's registers. The activation of more rows costs more
-// than their way through the cache, and whole rows go faster than blocks of them.
-constexpr int64_t kDirectRows = 64;
 
 }  // namespace
 
@@ -21,10 +18,11 @@ GatedProduct::GatedProduct(const char* op, const at::Tensor& weight, const Optio
                     ": gate_up_weight must have an even number of columns, gate and up, got ", product_.out);
 }
 
-bool GatedProduct::direct(int64_t rows) const { return rows <= kDirectRows && !product_.bias && out() % kPanel == 0; }
+// Whether SwiGLU takes its operands from the product's registers.
+bool GatedProduct::direct() const { return !product_.bias && out() % kPanel == 0; }
 
 void GatedProduct::operator()(int64_t rows, const void* x, void* sums, void* y) const {
-  if (direct(rows)) {
+  if (direct()) {
     Matmul call = product_.call(rows, x, y);
     call.out.row_stride = out();
     matmul_gated(call);

@@ -13,11 +13,11 @@ class GatedProduct {
   int64_t in() const { return product_.in; }
   int64_t out() const { return product_.out / 2; }
   // Elements of memory wanted for the sums of so many rows.
-  int64_t sums(int64_t rows) const { return direct(rows) ? 0 : rows * product_.out; }
+  int64_t sums(int64_t rows) const { return direct() ? 0 : rows * product_.out; }
   void operator()(int64_t rows, const void* x, void* sums, void* y) const;
 
  private:
-  bool direct(int64_t rows) const;
+  bool direct() const;
 
   Projection product_;
   DType dtype_ = DType::F32;
