@@ -25,7 +25,8 @@ class Finish {
     norm_.dtype = norm_.gamma_dtype = a.dtype;
     norm_.epsilon = a.epsilon;
     rotary_.dtype = rotary_.table_dtype = a.dtype;
-    rotary_.input = rotary_.output = rotary_.table = a.interleaved ? Pairs::Adjacent : Pairs::Halves;
+    rotary_.input = rotary_.output = a.interleaved ? Pairs::Adjacent : Pairs::Halves;
+    rotary_.table = Pairs::Shared;
     rotary_.width = a.d_rotary, rotary_.tail = a.d - a.d_rotary;
   }
 

@@ -22,7 +22,7 @@ struct QkvArgs {
   const void* q_norm = nullptr;  // [d]; null: no norm
   const void* k_norm = nullptr;
   float epsilon = 1e-6f;
-  const void *cos = nullptr, *sin = nullptr;  // [tokens, d_rotary], dense rows
+  const void *cos = nullptr, *sin = nullptr;  // [tokens, d_rotary / 2], one entry a pair, dense rows
   int64_t cos_stride = 0, sin_stride = 0, d_rotary = 0;
   bool interleaved = false;  // pairs 2 i and 2 i + 1 instead of i and i + d_rotary / 2
   void* query = nullptr;     // [tokens, heads, d] dense

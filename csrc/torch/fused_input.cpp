@@ -23,10 +23,9 @@ void check_table(const char* name, const at::Tensor& table, const at::Tensor& hi
   TORCH_CHECK_VALUE(table.scalar_type() == hidden.scalar_type(), InputStage::kName, ": ", name,
                     " must have the dtype of hidden, ", hidden.scalar_type(), ", got ", table.scalar_type());
   TORCH_CHECK_VALUE((table.dim() == 2 || (table.dim() == 3 && table.size(1) == 1)) && table.size(0) == hidden.size(0) &&
-                        table.size(-1) % 2 == 0 && table.size(-1) <= width &&
-                        (table.size(-1) <= 1 || table.stride(-1) == 1),
-                    InputStage::kName, ": ", name, " must be [", hidden.size(0), ", 1, even, at most head_dim ", width,
-                    "] with contiguous rows, got ", table.sizes());
+                        2 * table.size(-1) <= width && (table.size(-1) <= 1 || table.stride(-1) == 1),
+                    InputStage::kName, ": ", name, " must be [", hidden.size(0), ", 1, at most half of head_dim ",
+                    width, "] with contiguous rows, got ", table.sizes());
 }
 
 }  // namespace
@@ -52,7 +51,7 @@ InputStage::InputStage(const InputArguments& a) {
   check_table("cos", a.cos, a.hidden, q.d), check_table("sin", a.sin, a.hidden, q.d);
   TORCH_CHECK_VALUE(a.cos.size(-1) == a.sin.size(-1), kName, ": cos ", a.cos.sizes(), " and sin ", a.sin.sizes(),
                     " differ");
-  q.d_rotary = a.cos.size(-1), q.cos_stride = a.cos.stride(0), q.sin_stride = a.sin.stride(0);
+  q.d_rotary = 2 * a.cos.size(-1), q.cos_stride = a.cos.stride(0), q.sin_stride = a.sin.stride(0);
   q.interleaved = a.interleaved;
   TORCH_CHECK_VALUE(a.slot_mapping.dim() == 1 && a.slot_mapping.size(0) == tokens_ &&
                         (a.slot_mapping.scalar_type() == at::kInt || a.slot_mapping.scalar_type() == at::kLong) &&

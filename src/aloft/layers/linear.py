@@ -118,6 +118,19 @@ class EmbeddingMixin:
             self.quant_method = NzEmbeddingMethod()
 
 
+class TableMixin(EmbeddingMixin):
+    """Looks up one row a token without widening the ids first."""
+
+    tp_size: int
+    weight: torch.Tensor
+
+    def forward(self, input_: torch.Tensor) -> torch.Tensor:
+        """ids int32 or int64 ``[T]`` (or any shape); returns ``[T, hidden]``."""
+        if self.tp_size == 1 and input_.dim() == 1 and type(self.quant_method) is NzEmbeddingMethod:
+            return torch.index_select(self.weight, 0, input_)
+        return super().forward(input_)  # type: ignore[misc]
+
+
 def replacements() -> dict[type[torch.nn.Module], type[torch.nn.Module]]:
     linear = (
         ReplicatedLinear,
@@ -126,10 +139,9 @@ def replacements() -> dict[type[torch.nn.Module], type[torch.nn.Module]]:
         QKVParallelLinear,
         RowParallelLinear,
     )
-    made = {original: _derived(original, LinearMixin) for original in linear}
-    return made | {
-        original: _derived(original, EmbeddingMixin) for original in (VocabParallelEmbedding, ParallelLMHead)
-    }
+    mixins: dict[type[torch.nn.Module], type] = dict.fromkeys(linear, LinearMixin)
+    mixins |= {VocabParallelEmbedding: TableMixin, ParallelLMHead: EmbeddingMixin}
+    return {original: _derived(original, mixin) for original, mixin in mixins.items()}
 
 
 _DERIVED: dict[type[torch.nn.Module], type[torch.nn.Module]] = {}

@@ -53,6 +53,17 @@ class RotaryMixin:
             kept[key] = entry
         return entry[1]
 
+    def pair_tables(self, positions: torch.Tensor, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin of the step with one entry a pair, ``[T, 1, rotary_dim / 2]`` in the dtype of ``like``."""
+        kept = get_forward_context().additional_kwargs
+        key = f"aloft.rotary.pairs.{id(self)}"
+        entry = kept.get(key)
+        if entry is None or entry[0] is not positions:
+            cache = self._match_cos_sin_cache_dtype(like)  # type: ignore[attr-defined]
+            entry = (positions, cache.index_select(0, positions.flatten()).unsqueeze(1).chunk(2, dim=-1))
+            kept[key] = entry
+        return entry[1]
+
     def _look_up(self, positions: torch.Tensor, query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         cache = self._match_cos_sin_cache_dtype(query)  # type: ignore[attr-defined]
         cos, sin = cache.index_select(0, positions.flatten()).unsqueeze(1).chunk(2, dim=-1)

@@ -63,7 +63,7 @@ class FusedDecoderLayer(torch.nn.Module):
         rows = BLOCK_ROWS if level == "blocked" else 0
         if residual is None and stack is not None and level != "partial" and stack.serves(metadata):
             return stack.run(positions, hidden_states, own, rows)
-        cos, sin = parts.rotary.tables(positions, hidden_states)
+        cos, sin = parts.rotary.pair_tables(positions, hidden_states)
         query, total = self._attention_input(
             hidden_states,
             residual,

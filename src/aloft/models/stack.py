@@ -59,7 +59,7 @@ class DecoderStack:
         if bound is None or bound.first_cache is not parts.attention.kv_cache:
             bound = self._bound = self._bind()
         impl = parts.attention.impl
-        cos, sin = parts.rotary.tables(positions, hidden_states)
+        cos, sin = parts.rotary.pair_tables(positions, hidden_states)
         made, residual = torch.ops.aloft.decoder_stack.default(
             hidden_states,
             bound.weights,

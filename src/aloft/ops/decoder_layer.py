@@ -62,7 +62,7 @@ def attention_input(
         norm_weight, norm_eps: of the RMS norm, ``[W]``.
         qkv_weight: ``[W, (num_heads + 2 Hkv) D]``, FRACTAL_NZ or ND: queries, keys and values side by side.
         qkv_bias: ``[(num_heads + 2 Hkv) D]`` or None.
-        cos, sin: tables of the step, ``[T, 1, R]`` with R <= D even: the first R elements of a head turn.
+        cos, sin: tables of the step, ``[T, 1, R / 2]``, one entry a pair: the first R <= D elements of a head turn.
         interleaved: pairs are ``2 i, 2 i + 1`` instead of ``i, i + R / 2``.
         key_cache, value_cache: ``[nb, bs, Hkv, D]``, written.
         slot_mapping: int32 or int64 ``[T]``, ``block * bs + offset``; a token with a negative slot is not written.
@@ -86,7 +86,7 @@ def attention_input(
             query = torch.ops.npu.npu_rms_norm(query.contiguous(), q_norm_weight, qk_norm_eps)[0]
         if k_norm_weight is not None:
             key = torch.ops.npu.npu_rms_norm(key.contiguous(), k_norm_weight, qk_norm_eps)[0]
-        tables = _tables(cos[rows], sin[rows])
+        tables = _table(cos[rows], interleaved), _table(sin[rows], interleaved)
         queries.append(_rotated(query, tables, interleaved))
         write_cache(_rotated(key, tables, interleaved), value, key_cache, value_cache, slot_mapping[rows])
     made = queries[0] if len(queries) == 1 else torch.cat(queries) if queries else hidden.new_empty(0, num_heads, size)
@@ -213,9 +213,10 @@ def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -
     return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
 
 
-def _tables(cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """``[T, 1, R]`` of ``[T, R]`` or ``[T, 1, R]``."""
-    return (cos, sin) if cos.dim() == 3 else (cos.unsqueeze(1), sin.unsqueeze(1))
+def _table(pairs: torch.Tensor, interleaved: bool) -> torch.Tensor:
+    """``[T, 1, R]``, both members of a pair, of ``[T, R / 2]`` or ``[T, 1, R / 2]``."""
+    pairs = pairs if pairs.dim() == 3 else pairs.unsqueeze(1)
+    return pairs.repeat_interleave(2, dim=-1) if interleaved else torch.cat((pairs, pairs), dim=-1)
 
 
 def _rotated(heads: torch.Tensor, tables: tuple[torch.Tensor, torch.Tensor], interleaved: bool) -> torch.Tensor:

@@ -47,7 +47,7 @@ def _operands(
     shape = (blocks, block_size, kv_heads, size)
     values = (
         *(make.normal((tokens, width), dtype), weights, [1e-5, 1e-6, 1e-5] * layers),
-        *(*decoder.tables(make, tokens, size, False, dtype), False),
+        *(*decoder.tables(make, tokens, size, dtype), False),
         *([make.normal(shape, dtype) for _ in range(layers)], [make.normal(shape, dtype) for _ in range(layers)]),
         *(torch.tensor(slots), table, totals(queries), list(keys), heads, size**-0.5),
         [7 * layer if more else -1 for layer in range(layers)],

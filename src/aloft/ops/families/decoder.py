@@ -37,9 +37,12 @@ def product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) ->
 
 
 def rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool) -> torch.Tensor:
-    """heads `[T, H, D]`, tables `[T, R]` or `[T, 1, R]`."""
-    width = cos.shape[-1]
-    cos, sin = (table.reshape(table.shape[0], 1, width) for table in (cos, sin))
+    """heads `[T, H, D]`, tables `[T, R / 2]` or `[T, 1, R / 2]`."""
+    width = 2 * cos.shape[-1]
+    cos, sin = (
+        table.repeat_interleave(2, -1) if interleaved else torch.cat((table, table), -1)
+        for table in (cos.reshape(cos.shape[0], 1, width // 2), sin.reshape(sin.shape[0], 1, width // 2))
+    )
     x, rest = heads[..., :width], heads[..., width:]
     if interleaved:
         turned = torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)
@@ -152,10 +155,9 @@ def weight(make: Maker, rows: int, cols: int, dtype: torch.dtype) -> torch.Tenso
     return make.normal((rows, cols), dtype, scale=rows**-0.5)
 
 
-def tables(make: Maker, tokens: int, width: int, interleaved: bool, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
-    """cos and sin `[tokens, 1, width]`, both members of a pair alike."""
+def tables(make: Maker, tokens: int, width: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    """cos and sin `[tokens, 1, width / 2]`."""
     angles = make.normal((tokens, 1, width // 2), scale=3.0)
-    angles = angles.repeat_interleave(2, -1) if interleaved else torch.cat((angles, angles), -1)
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
