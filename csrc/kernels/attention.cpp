@@ -39,7 +39,7 @@ struct Plan {
 
 // Below this a second thread is not worth waking: about three microseconds of reading.
 constexpr int64_t kWorthSharing = 40 << 10;
-constexpr int64_t kWorthFetching = 256 << 10;  // of keys and values in a range of tasks
+constexpr int64_t kWorthFetching = 1 << 20;  // of keys and values in a range of tasks
 constexpr size_t kKeptFloats = size_t{1} << 20;
 
 // Keys the rows [row0, row0 + rows) may see, as [begin, end).
@@ -161,9 +161,10 @@ void attention_forward(const AttentionProblem& p) {
     merge(0, merges);
     return;
   }
-  // Short tasks in longer ranges: what a thread does next is fetched while it does another.
-  const int64_t each = plan.bytes / tasks + 1, most = (tasks + num_threads() - 1) / num_threads();
-  parallel_for(tasks, std::max<int64_t>(1, std::min(most, kWorthFetching / each)), run);
+  // Ranges of several tasks, since what a thread does next is fetched while it does another; as many for each thread.
+  const int64_t each = plan.bytes / tasks + 1, share = (tasks + num_threads() - 1) / num_threads();
+  const int64_t ranges = std::min<int64_t>({4, share, share * each / kWorthFetching + 1});
+  parallel_for(tasks, (share + ranges - 1) / ranges, run);
   parallel_for(merges, 8, merge);
 }
 

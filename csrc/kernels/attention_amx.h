@@ -18,7 +18,7 @@ constexpr int64_t kTileKeys = 128;
 constexpr int64_t kPairRows = 2 * kSide;  // rows handled together in the form for many rows
 constexpr float kLazy = 8.f;              // of log2: weights stay below 256
 constexpr float kLog2e = 1.44269504088896341f;
-constexpr int64_t kAhead = 48;  // tokens fetched before they are used
+constexpr int64_t kAhead = 96;  // tokens fetched before they are used
 
 // 2^y for y <= 127, relative error 1.5e-7 (a minimax polynomial on [0, 1) with 1 at 0); 0 for -inf, NaN stays.
 inline V exp2_vector(V y) {
