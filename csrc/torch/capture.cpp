@@ -229,16 +229,14 @@ void record(const Operator& op, Call& call, aclrtStream stream, torch::jit::Stac
   }
   TORCH_CHECK(!call.views().writes_converted(), op.name,
               " cannot be captured in a graph: it writes to a tensor in an internal format");
-  // Host tensors go into the graph by value, views of device memory by address.
+  // Pageable host tensors go into the graph by value, views of device memory and pinned memory by address.
   for (const auto& arg : op.special)
     if (arg.kind != ArgKind::Generator && arg.kind != ArgKind::Device)
       each_tensor(arguments[arg.index], [&](const at::Tensor& t) -> at::Tensor {
         if (!t.defined() || call.views().original(t).defined()) return t;
-        if (arg.written) {
-          TORCH_CHECK(aloftDeviceOf(t.const_data_ptr()) == -1, op.name,
-                      " writes to pageable host memory: that is not permitted while a graph is being captured");
-          return t;
-        }
+        if (aloftDeviceOf(t.const_data_ptr()) == -1) return t;
+        TORCH_CHECK(!arg.written, op.name,
+                    " writes to pageable host memory: that is not permitted while a graph is being captured");
         return at::_ops::clone::call(t, std::nullopt);
       });
   at::Generator generator;

@@ -4,6 +4,10 @@ A graph is captured when a batch size is first met, for the next size of the lad
 ``cudagraph_capture_sizes``): engines never pay, in time or memory, for sizes they do not use. It holds the whole
 model, the logits and, for batches that only need the arg-max, the tokens. Graphs share one memory pool: only one runs
 at a time, and what a replay leaves behind (logits, tokens) is valid until the next.
+
+A *closed* graph also fetches its inputs from host memory and leaves its tokens there: a step is then one call, where
+each copy costs 0.1 ms of a dispatcher that no cache holds after a step. It serves steps whose inputs the host knows.
+Where the device computes while the next step is prepared, the tokens are not known yet, and the other kind serves.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch_npu import npu
 from torch_npu._C import _weak_ref_tensor
@@ -21,7 +26,7 @@ from aloft.runner import sampling
 
 if TYPE_CHECKING:
     from aloft.attention.captured import CapturedAttention
-    from aloft.runner.inputs import DecodeInputs, StepInputs
+    from aloft.runner.inputs import DecodeInputs, DecodeStage, StepInputs
 
 logger = init_logger("vllm.aloft.graphs")
 
@@ -48,6 +53,9 @@ class DecodeGraph:
     logits: torch.Tensor = field(init=False)  # [size, V]
     tokens: torch.Tensor | None = field(init=False)  # int32 [size, 1]; None unless captured for arg-max sampling
 
+    stage: DecodeStage | None = None  # a closed graph's inputs
+    results: torch.Tensor | None = None  # int32 [size, 1], pinned: a closed graph's tokens
+    results_read: np.ndarray | None = None  # the same, int32 [size]
     _tokens: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def tokens_of(self, num_rows: int) -> torch.Tensor | None:
@@ -65,6 +73,10 @@ class DecodeGraph:
         self.attention.prepare(inputs.lengths)
         self.graph.replay()
 
+    def results_of(self, num_rows: int) -> np.ndarray | None:
+        """int32 ``[num_rows]``: the tokens the last replay of a closed graph has left, once it is over."""
+        return None if self.results_read is None else self.results_read[:num_rows].copy()
+
 
 class DecodeGraphs:
     """The graphs of one engine."""
@@ -77,32 +89,39 @@ class DecodeGraphs:
         attention: Callable[[], CapturedAttention],
         inputs: Callable[[int], DecodeInputs],
         run: Callable[[DecodeInputs, CapturedAttention], tuple[torch.Tensor, torch.Tensor]],
+        stages: Callable[[int], DecodeStage] | None = None,
     ) -> None:
         """sizes: numbers of rows to capture. max_padding: rows that may be added to reach one (they need slots of
         their own in the dummy block). attention: what makes the lengths of a replay known. inputs: where a captured
-        step reads them. run: the model, giving hidden states and logits."""
+        step reads them. run: the model, giving hidden states and logits. stages: host memory for the inputs of a
+        closed graph; None if there are to be none."""
         self.size_for = [
             size if size - rows <= max_padding else 0 for rows, size in enumerate(ladder(sizes, max_num_reqs))
         ]
         self.attention = attention
         self.inputs = inputs
         self.run = run
-        self.graphs: dict[tuple[int, bool], DecodeGraph] = {}
+        self.stages = stages
+        self.graphs: dict[tuple[int, bool, bool], DecodeGraph] = {}
         self.pool = npu.graph_pool_handle()
         self.stream = npu.Stream()
         self.refused = False
 
-    def find(self, num_rows: int, greedy: bool) -> DecodeGraph | None:
+    def find(self, num_rows: int, greedy: bool, closed: bool = False) -> DecodeGraph | None:
         """The graph for a decode step, captured now if need be; None: the step runs eagerly."""
+        closed = closed and self.stages is not None
         size = self.size_for[num_rows]
         if not size or self.refused:
             return None
-        graph = self.graphs.get((size, greedy))
+        graph = self.graphs.get((size, greedy, closed))
         if graph is not None:
             return graph
         try:
-            graph = self._capture(size, greedy)
+            graph = self._capture(size, greedy, closed)
         except Exception as error:  # whatever an operator says against being captured
+            if closed:  # it may be the copies
+                self.stages = None
+                return self.find(num_rows, greedy)
             self.refused = True
             logger.warning(
                 "Decode steps run without graph replay, which is slower: capturing one of %d rows failed (%s: %s). "
@@ -112,16 +131,28 @@ class DecodeGraphs:
                 str(error).strip().splitlines()[0] if str(error).strip() else "no reason given",
             )
             return None
-        self.graphs[size, greedy] = graph
+        self.graphs[size, greedy, closed] = graph
         return graph
 
-    def _capture(self, size: int, greedy: bool) -> DecodeGraph:
+    def _capture(self, size: int, greedy: bool, closed: bool) -> DecodeGraph:
         captured = DecodeGraph(size, npu.NPUGraph(), self.attention())
+        inputs = self.inputs(size)
+        if closed:
+            assert self.stages is not None
+            captured.stage = self.stages(size)
+            if greedy:
+                captured.results = torch.empty(size, 1, dtype=torch.int32, pin_memory=True)
+                captured.results_read = captured.results.numpy()[:, 0]
         with npu.stream(self.stream):
             captured.graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
             try:
-                hidden, logits = self.run(self.inputs(size), captured.attention)
+                if captured.stage is not None:
+                    inputs.words.copy_(captured.stage.words, non_blocking=True)
+                hidden, logits = self.run(inputs, captured.attention)
                 tokens = sampling.greedy(logits).sampled_token_ids if greedy else None
+                if captured.results is not None:
+                    assert tokens is not None
+                    captured.results.copy_(tokens, non_blocking=True)
             finally:
                 captured.graph.capture_end()
         captured.tokens = tokens

@@ -49,15 +49,43 @@ class DecodeInputs:
     block_tables: list[torch.Tensor]  # int32 [size, max_blocks] of every KV cache group
 
 
-@dataclass(slots=True)
-class _DecodeStage:
-    """The same places in a host buffer."""
+class DecodeStage:
+    """The same places in pinned host memory, and how they change from one step to the next."""
 
-    words: torch.Tensor
-    positions: np.ndarray
-    input_ids: np.ndarray
-    lengths: np.ndarray
-    slots: list[np.ndarray]
+    def __init__(self, words: torch.Tensor, size: int, num_groups: int) -> None:
+        """words: int32, pinned; its beginning is used."""
+        self.words = words[: (4 + num_groups) * size]
+        self.numpy = numpy = self.words.numpy()
+        self.positions = numpy[: 2 * size].view(np.int64)
+        self.input_ids = numpy[2 * size : 3 * size]
+        self.lengths = numpy[3 * size : 4 * size]
+        self.slots = [numpy[(4 + group) * size : (5 + group) * size] for group in range(num_groups)]
+        self.steps_left = 0  # steps that only add `increment`: until a row begins a block
+        self.count = 0
+        self.increment = np.zeros_like(numpy)
+
+    def plan(self, count: int, block_sizes: list[int]) -> None:
+        """Prepares for the steps after this one, of the same ``count`` rows."""
+        size = len(self.positions)
+        self.count = count
+        left = [block_size - 1 - self.positions[:count] % block_size for block_size in block_sizes]
+        self.steps_left = int(np.min(left)) if left else 0
+        self.increment[:] = 0
+        self.increment[: 2 * size].view(np.int64)[:count] = 1
+        for start in range(3 * size, len(self.increment), size):  # lengths and slots
+            self.increment[start : start + count] = 1
+
+    def advance(self, token_ids: np.ndarray) -> bool:
+        """Makes the inputs those of the next step, in which every row computes ``token_ids``, int32 ``[B]``.
+
+        False: a row begins a block, so that they have to be built.
+        """
+        if not self.steps_left:
+            return False
+        self.steps_left -= 1
+        np.add(self.numpy, self.increment, out=self.numpy)
+        self.input_ids[: self.count] = token_ids
+        return True
 
 
 class _Stage:
@@ -69,17 +97,7 @@ class _Stage:
         self.sent = npu.Event()
         self.stream = npu.current_stream()
         self.used = False
-        self.decode = functools.cache(self._decode)
-
-    def _decode(self, size: int, groups: int) -> _DecodeStage:
-        words = self.numpy
-        return _DecodeStage(
-            words=self.host[: (4 + groups) * size],
-            positions=words[: 2 * size].view(np.int64),
-            input_ids=words[2 * size : 3 * size],
-            lengths=words[3 * size : 4 * size],
-            slots=[words[(4 + group) * size : (5 + group) * size] for group in range(groups)],
-        )
+        self.decode = functools.cache(functools.partial(DecodeStage, self.host))
 
     def wait(self) -> None:
         """Until the last copy has left the buffer."""
@@ -170,11 +188,34 @@ class InputBuilder:
 
         Padding attends to nothing and writes into block 0, which vLLM gives to nobody.
         """
-        batch = self.batch
-        count = batch.num_reqs
         inputs = self.decode_inputs(size)
         stage = self._next_stage()
         host = stage.decode(size, len(self.tables))
+        made = self._fill(host, inputs)
+        inputs.words.copy_(host.words, non_blocking=True)
+        self._sent(stage, blocks_changed)
+        self._take_from_device(inputs.input_ids, sampled, made.offsets, host.lengths[: made.num_reqs])
+        return made
+
+    def closed_stage(self, size: int) -> DecodeStage:
+        """Host memory from which a captured step of ``size`` rows fetches its inputs itself."""
+        groups = len(self.tables)
+        return DecodeStage(torch.empty((4 + groups) * size, dtype=torch.int32, pin_memory=True), size, groups)
+
+    def build_closed(self, host: DecodeStage, blocks_changed: bool) -> StepInputs:
+        """As ``build_decode`` for a step that fetches its inputs from ``host``: nobody reads there now, and the host
+        knows every token."""
+        made = self._fill(host, self.decode_inputs(len(host.positions)))
+        host.plan(made.num_reqs, [table.block_size for table in self.tables])
+        if blocks_changed:
+            stage = self._next_stage()
+            self._sent(stage, blocks_changed)
+        return made
+
+    def _fill(self, host: DecodeStage, inputs: DecodeInputs) -> StepInputs:
+        """Writes a decode step's inputs; tokens the host does not know are missing."""
+        batch = self.batch
+        count, size = batch.num_reqs, inputs.size
         rows, computed = self.arange[:count], batch.num_computed_tokens_cpu[:count]
         host.positions[:count] = computed
         host.input_ids[:count] = batch.token_ids_cpu[rows, computed]
@@ -183,17 +224,12 @@ class InputBuilder:
         for table, slots in zip(self.tables, host.slots, strict=True):
             slots[:count] = self._slots(table, rows, computed)
         if count < size:
-            padding = size - count
             host.positions[count:] = 0
             host.input_ids[count:] = 0
             host.lengths[count:] = 0
             for slots in host.slots:
-                slots[count:] = self.arange[:padding]
-        inputs.words.copy_(host.words, non_blocking=True)
-        self._sent(stage, blocks_changed)
-        offsets = self.arange[: count + 1]
+                slots[count:] = self.arange[: size - count]
         finishing = lengths >= batch.num_tokens_no_spec[:count]
-        self._take_from_device(inputs.input_ids, sampled, offsets, lengths)
         return StepInputs(
             num_reqs=count,
             num_tokens=count,
@@ -202,7 +238,7 @@ class InputBuilder:
             logits_rows=None,
             finishing=finishing,
             all_finishing=bool(finishing.all()),
-            offsets=offsets,
+            offsets=self.arange[: count + 1],
             common=[],
             lengths=host.lengths,
         )

@@ -45,6 +45,8 @@ class _Executed:
     hidden_states: torch.Tensor
     logits: torch.Tensor | None  # None: no row of the step samples; may have more rows than the batch
     tokens: torch.Tensor | None = None  # int32 [B, 1], where the step itself took the arg-max
+    graph: DecodeGraph | None = None  # that ran it
+    values: np.ndarray | None = None  # int32 [B], the tokens, where the host knows one for every row
 
 
 class ModelRunner:
@@ -63,6 +65,8 @@ class ModelRunner:
         self.kv_caches: dict[str, KVCache] = {}
         self.groups: list[tuple[Any, list[str]]] = []  # metadata builder and layer names of every KV cache group
         self.executed: _Executed | None = None
+        self.last: _Executed | None = None  # the last step, if it can go on (_goes_on)
+        self.names: tuple[list[str], dict[str, int]] | None = None  # ids of the rows, and the rows of the ids
         self.graphs: DecodeGraphs | None = None
 
     # ---- start-up -----------------------------------------------------------------------------------------------
@@ -120,7 +124,8 @@ class ModelRunner:
         prompt_logprobs = PromptLogprobs(model.get_vocab_size(), model.logprobs_mode, self._logits)
         self.requests = Requests(self.batch, self.device, prompt_logprobs, has_custom)
         self.inputs = InputBuilder(self.batch, self.max_num_tokens, self.device)
-        self.copies = TokenCopies(self.max_num_reqs, npu.current_stream())
+        self.stream = npu.current_stream()
+        self.copies = TokenCopies(self.max_num_reqs, self.stream)
         sizes = self.vllm_config.compilation_config.cudagraph_capture_sizes
         if sizes and specs:
             self.graphs = DecodeGraphs(
@@ -130,11 +135,11 @@ class ModelRunner:
                 captured.chosen(self.config.graph_attention, kv.has_int8(kv.attention_layers(self.vllm_config))),
                 self.inputs.decode_inputs,
                 self._run_captured,
+                self.inputs.closed_stage,
             )
 
     # ---- one step -----------------------------------------------------------------------------------------------
 
-    @torch.inference_mode()
     def execute_model(self, step: SchedulerOutput) -> ModelRunnerOutput | None:
         """Runs the model over the scheduled tokens; the tokens are sampled by ``sample_tokens``."""
         self.executed = None
@@ -142,19 +147,36 @@ class ModelRunner:
             kv.zero_blocks(self.kv_caches.values(), step.new_block_ids_to_zero, self.device)
         if step.kv_cache_block_copies:
             kv.copy_blocks(self.kv_caches.values(), step.kv_cache_block_copies, self.device)
-        requests, batch = self.requests, self.batch
+        last, self.last = self.last, None
+        if last is not None and self._goes_on(step, last):
+            assert last.graph is not None
+            self.executed = self._replay(step, last.graph, last)
+            return None
         self.inputs.wait_for_tables()
-        requests.update(step)
+        if self.requests.update(step):
+            self.names = None
         if not step.total_num_scheduled_tokens:
             return EMPTY_MODEL_RUNNER_OUTPUT
+        self._execute(step)
+        return None
+
+    def _goes_on(self, step: SchedulerOutput, last: _Executed) -> bool:
+        """Whether a step is the last one a token further, with the same rows; its inputs are then ready."""
+        if not self.requests.goes_on(step) or self.requests.prompt_logprobs.wanted:
+            return False
+        assert last.graph is not None and last.graph.stage is not None and last.values is not None
+        return last.graph.stage.advance(last.values)
+
+    @torch.inference_mode()
+    def _execute(self, step: SchedulerOutput) -> None:
+        requests, batch = self.requests, self.batch
         if self.graphs is not None and step.total_num_scheduled_tokens == batch.num_reqs:
             greedy = not requests.fancy and sampling.is_plainly_greedy(batch.sampling_metadata)
-            graph = self.graphs.find(batch.num_reqs, greedy)
+            graph = self.graphs.find(batch.num_reqs, greedy, closed=not requests.sampled.pending)
             if graph is not None:
                 self.executed = self._replay(step, graph)
-                return None
+                return
         self.executed = self._eager(step)
-        return None
 
     def _eager(self, step: SchedulerOutput) -> _Executed:
         requests, batch = self.requests, self.batch
@@ -175,14 +197,23 @@ class ModelRunner:
             logits = self._logits(wanted)
         return _Executed(step, inputs, hidden, logits)
 
-    def _replay(self, step: SchedulerOutput, graph: DecodeGraph) -> _Executed:
-        """A step in which every row computes one token."""
+    def _replay(self, step: SchedulerOutput, graph: DecodeGraph, again: _Executed | None = None) -> _Executed:
+        """A step in which every row computes one token. again: the last step, whose inputs have been advanced."""
+        if again is not None:
+            again.step = step
+            graph.replay(again.inputs)
+            return again
         requests, count = self.requests, self.batch.num_reqs
-        inputs = self.inputs.build_decode(graph.size, requests.sampled, requests.blocks_changed)
+        if graph.stage is not None:
+            self.stream.synchronize()  # whatever replay was the last has fetched its inputs
+            inputs = self.inputs.build_closed(graph.stage, requests.blocks_changed)
+        else:
+            inputs = self.inputs.build_decode(graph.size, requests.sampled, requests.blocks_changed)
         requests.blocks_changed = False
         graph.replay(inputs)
         samples = inputs.all_finishing or inputs.finishing.any()
-        return _Executed(step, inputs, graph.hidden_states, graph.logits if samples else None, graph.tokens_of(count))
+        logits = graph.logits if samples else None
+        return _Executed(step, inputs, graph.hidden_states, logits, graph.tokens_of(count), graph)
 
     def _run_captured(self, inputs: DecodeInputs, attention: CapturedAttention) -> tuple[torch.Tensor, torch.Tensor]:
         """The model over a decode step that is being captured: hidden states and logits of every row."""
@@ -202,16 +233,43 @@ class ModelRunner:
     def _logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         return self.model.compute_logits(hidden_states)
 
-    @torch.inference_mode()
     def sample_tokens(self, grammar_output: GrammarOutput | None) -> ModelRunnerOutput | AsyncModelRunnerOutput | None:
         """The tokens of the step ``execute_model`` ran; None if that failed."""
         executed, self.executed = self.executed, None
         if executed is None:
             return None
-        batch, inputs = self.batch, executed.inputs
-        unfinished = [] if inputs.all_finishing else np.flatnonzero(~inputs.finishing).tolist()
-        output = ModelRunnerOutput(req_ids=batch.req_ids.copy(), req_id_to_index=batch.req_id_to_index.copy())
+        if self.names is None:
+            self.names = self.batch.req_ids.copy(), self.batch.req_id_to_index.copy()
+        output = ModelRunnerOutput(*self.names)
         output.prompt_logprobs_dict = self._prompt_logprobs(executed)
+        graph = executed.graph
+        if graph is not None and executed.logits is not None and grammar_output is None:
+            values = graph.results_of(executed.inputs.num_reqs)
+            if values is not None and self.stream.query():
+                return self._known(executed, output, values)
+        return self._sampled(executed, output, grammar_output)
+
+    def _known(self, executed: _Executed, output: ModelRunnerOutput, values: np.ndarray) -> ModelRunnerOutput:
+        """The output of a step whose tokens, int32 ``[B]``, are on the host."""
+        inputs, requests = executed.inputs, self.requests
+        output.sampled_token_ids = sampled = [[token] for token in values.tolist()]
+        if inputs.all_finishing and not requests.tracked:
+            requests.sampled.add_lately(values)
+            executed.values = values
+            self.last = executed
+            return output
+        for row in np.flatnonzero(~inputs.finishing).tolist():
+            sampled[row] = []
+        requests.sampled.add_known(values, np.flatnonzero(inputs.finishing), requests.tracked_rows())
+        return output
+
+    @torch.inference_mode()
+    def _sampled(
+        self, executed: _Executed, output: ModelRunnerOutput, grammar_output: GrammarOutput | None
+    ) -> ModelRunnerOutput | AsyncModelRunnerOutput:
+        """Samples, and sends the tokens to the host."""
+        inputs = executed.inputs
+        unfinished = [] if inputs.all_finishing else np.flatnonzero(~inputs.finishing).tolist()
         if executed.logits is None:
             result = StepOutput(output, None, None, unfinished)
             return result if self.asynchronous else result.get_output()
@@ -270,5 +328,5 @@ class ModelRunner:
         self.kv_caches = {}
         self.groups = []
         self.model = None
-        self.executed = None
+        self.executed = self.last = None
         npu.empty_cache()

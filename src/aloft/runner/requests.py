@@ -56,9 +56,24 @@ class Requests:
 
     # ---- one step -----------------------------------------------------------------------------------------------
 
+    def goes_on(self, step: SchedulerOutput) -> bool:
+        """Whether a step does no more than compute the next token of every row, so that there is nothing to update.
+
+        The batch's token ids, lengths and computed tokens may lag behind then (``SampledTokens.catch_up``).
+        """
+        data = step.scheduled_cached_reqs
+        return (
+            data.req_ids == self.batch.req_ids
+            and step.total_num_scheduled_tokens == len(data.req_ids)
+            and not (step.scheduled_new_reqs or step.finished_req_ids or data.resumed_req_ids)
+            and not any(data.new_block_ids)
+            and not (self.blocks_changed or self.fancy or self.sampled.pending)
+        )
+
     def update(self, step: SchedulerOutput) -> bool:
         """Brings states and batch in line with a scheduler output; returns whether rows came, moved or went."""
         batch = self.batch
+        self.sampled.catch_up()
         self.sampled.settle()
         leaving = self._leaving(step)
         changed = bool(leaving or step.scheduled_new_reqs)

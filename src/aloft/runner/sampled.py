@@ -38,6 +38,7 @@ class SampledTokens:
     def __init__(self, batch: InputBatch) -> None:
         self.batch = batch
         self.pending: deque[_Pending] = deque()
+        self.lately: list[np.ndarray] = []  # tokens of every row, step by step, that are not in the batch yet
 
     def add(
         self,
@@ -52,6 +53,7 @@ class SampledTokens:
 
         device: int32 ``[B, 1]``. host: int32, valid once ``ready`` has happened; ``read`` is called when it was read.
         """
+        assert not self.lately
         batch = self.batch
         count = batch.num_reqs
         lengths = batch.num_tokens_no_spec
@@ -69,6 +71,37 @@ class SampledTokens:
                 outputs.append(PLACEHOLDER)
         req_ids = batch.req_ids.copy()
         self.pending.append(_Pending(device, host, ready, rows, count, read, positions, req_ids, holes))
+
+    def add_known(self, values: np.ndarray, rows: np.ndarray, tracked: list[tuple[int, list[int]]]) -> None:
+        """As ``add`` where the host knows the tokens, int32 ``[B]``, already; none are on their way."""
+        assert not self.pending and not self.lately
+        batch = self.batch
+        lengths = batch.num_tokens_no_spec
+        positions = lengths[rows]
+        batch.token_ids_cpu[rows, positions] = values[rows]
+        lengths[rows] = positions + 1
+        if tracked:
+            chosen = set(rows.tolist())
+            for row, outputs in tracked:
+                if row in chosen:
+                    outputs.append(int(values[row]))
+
+    def add_lately(self, values: np.ndarray) -> None:
+        """As ``add_known`` with a token for every row; the batch learns of it when ``catch_up`` is called."""
+        assert not self.pending
+        self.lately.append(values)
+
+    def catch_up(self) -> None:
+        """Writes what ``add_lately`` noted into the batch."""
+        if not self.lately:
+            return
+        values = np.stack(self.lately, axis=1)
+        self.lately.clear()
+        count, steps = values.shape
+        lengths = self.batch.num_tokens_no_spec[:count]
+        positions = lengths[:, None] + np.arange(steps)
+        self.batch.token_ids_cpu[np.arange(count)[:, None], positions] = values
+        lengths += steps
 
     def rows_changed(self) -> None:
         for entry in self.pending:
