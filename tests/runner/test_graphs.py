@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -84,3 +86,40 @@ def test_what_cannot_be_captured_runs_eagerly_and_says_why_once(monkeypatch):
     assert made.find(2, True) is None and made.find(1, True) is None
     assert len(said) == 1 and "without graph replay" in said[0] and "captur" in said[0]
     assert (x + 1).sum().item() == 12, "the device serves on"
+
+
+@torch.inference_mode()
+def test_a_closed_graph_fetches_its_inputs_and_leaves_its_tokens():
+    words = torch.zeros(4, dtype=torch.int32, device="npu")
+    stage = SimpleNamespace(words=torch.zeros(2, dtype=torch.int32, pin_memory=True))
+
+    def run(inputs, attention):
+        hidden = torch.nn.functional.one_hot(inputs.words.long(), 5).float()
+        return hidden, hidden
+
+    made = DecodeGraphs(
+        [2], 4, 16, DeviceLengths, lambda size: SimpleNamespace(words=words[:size]), run, lambda _: stage
+    )
+    open_, closed, sampled = made.find(2, True), made.find(2, True, closed=True), made.find(1, False, closed=True)
+    assert len(made.graphs) == 3 and open_.stage is None and sampled.results_of(1) is None
+    for tokens in ([3, 1], [0, 4]):
+        stage.words[:] = torch.tensor(tokens)
+        closed.replay(SimpleNamespace(lengths=np.zeros(2)))
+        torch.npu.synchronize()
+        assert closed.results_of(2).tolist() == tokens and closed.results_of(1).tolist() == tokens[:1]
+    made.clear()
+
+
+@torch.inference_mode()
+def test_where_the_copies_cannot_be_captured_the_other_kind_serves():
+    x = torch.ones(2, 3, device="npu")
+
+    def run(inputs, attention):
+        return x, x * 2
+
+    def no_stage(size):
+        raise RuntimeError("no pinned memory")
+
+    made = DecodeGraphs([2], 4, 16, DeviceLengths, lambda size: size, run, no_stage)
+    assert made.find(2, True, closed=True).stage is None and not made.refused
+    made.clear()

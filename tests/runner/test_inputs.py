@@ -107,3 +107,37 @@ def test_a_captured_step_finds_its_inputs_at_fixed_places(requests, size):
     assert at.block_tables[0][:3, :3].tolist() == [[3, 0, 0], [4, 5, 6], [7, 0, 0]]
     assert at.words.data_ptr() == builder.decode_inputs(size).words.data_ptr()
     assert inputs.finishing.tolist() == [True] * 3 and inputs.num_tokens == 3
+
+
+@pytest.mark.parametrize("size", [3, 4])
+def test_inputs_advanced_in_place_are_those_built_anew(requests, size):
+    """Up to the step in which a row begins a block; the batch learns of the tokens when asked to."""
+    requests.batch.block_table[0].block_table.np[:] = 0
+    prompts = {"a": range(5), "b": range(40, 67), "c": range(9)}  # b: 27 tokens, 5 from the end of its block
+    blocks = {"a": [3], "b": [4, 5], "c": [7]}
+    news = [new(r, prompts[r], blocks[r], computed=len(prompts[r]) - 1) for r in "abc"]
+    requests.update(step(dict.fromkeys("abc", 1), news))
+    builder, batch = InputBuilder(requests.batch, 128, torch.device("npu:0")), requests.batch
+    stage, other = builder.closed_stage(size), builder.closed_stage(size)
+    builder.build_closed(stage, True)
+    requests.blocks_changed = False
+    lengths = batch.num_tokens_no_spec[:3].copy()
+    for count in range(1, 6):
+        values = np.array([count, 10 + count, 20 + count], dtype=np.int32)
+        requests.sampled.add_lately(values)
+        computed = [int(n) - 1 + count for n in lengths]
+        rows = [(r, n, count, None) for r, n in zip("abc", computed, strict=True)]
+        assert requests.goes_on(step(dict.fromkeys("abc", 1), olds=cached(*rows)))
+        assert stage.advance(values)
+        if count == 3:
+            requests.sampled.catch_up()
+    assert not stage.advance(values)
+    rows[1] = ("b", 32, 6, [9])
+    assert not requests.goes_on(step(dict.fromkeys("abc", 1), olds=cached(*rows)))
+    requests.sampled.catch_up()
+    assert batch.num_tokens_no_spec[:3].tolist() == (lengths + 5).tolist()
+    assert batch.token_ids_cpu[1, 27:32].tolist() == [11, 12, 13, 14, 15]
+    batch.num_computed_tokens_cpu[:3] = computed
+    builder.build_closed(other, False)
+    assert stage.numpy.tolist() == other.numpy.tolist()
+    assert other.steps_left == 0

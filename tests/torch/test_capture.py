@@ -68,6 +68,24 @@ def test_host_arguments_are_captured_by_value() -> None:
     assert y.cpu().tolist() == [2, 6]  # type: ignore[attr-defined]
 
 
+def test_pinned_memory_is_captured_by_address() -> None:
+    given, taken = (torch.zeros(3, pin_memory=True) for _ in range(2))
+    x = torch.zeros(3, device="npu")
+
+    def work() -> torch.Tensor:
+        x.copy_(given, non_blocking=True)
+        y = x + 1
+        taken.copy_(y, non_blocking=True)
+        return y
+
+    graph, _ = captured(work)
+    for value in (5.0, 7.0):
+        given.fill_(value)
+        graph.replay()
+        torch.npu.synchronize()
+        assert taken.tolist() == [value + 1] * 3
+
+
 def test_a_model_with_its_library_calls() -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(
