@@ -11,8 +11,8 @@ import pytest
 import torch
 import torch_npu  # noqa: F401
 
-from aloft.ops import decoder_layer
-from aloft.ops.contracts import attention_input, decoder_stack, gated_matmul, mlp_block
+from aloft.ops import decoder_layer, greedy
+from aloft.ops.contracts import attention_input, decoder_stack, gated_matmul, greedy_tokens, mlp_block
 from aloft.ops.execute import as_outputs
 
 CONTRACTS = (attention_input.CONTRACT, decoder_stack.CONTRACT, gated_matmul.CONTRACT, mlp_block.CONTRACT)
@@ -107,10 +107,17 @@ def _behind(query: torch.Tensor, total: torch.Tensor) -> tuple[Any, ...]:
     return rows, total, weight(rows.shape[1], width), None, norm, 1e-5, weight(width, 64), None, weight(32, width), None
 
 
+def test_greedy_tokens_are_those_of_argmax() -> None:
+    for case in greedy_tokens.CONTRACT.cases():
+        logits = case.args[0].to("npu")
+        got, want = greedy.tokens(logits), greedy.composite(logits)
+        assert got.dtype == want.dtype == torch.int32 and torch.equal(got.cpu(), want.cpu()), case.label
+
+
 def test_ensure_defines_the_operators_where_nothing_else_does() -> None:
     program = """
 import torch
-from aloft.ops import decoder_layer
+from aloft.ops import decoder_layer, greedy
 assert not hasattr(torch.ops.aloft, "mlp_block")
 decoder_layer.ensure()
 decoder_layer.ensure()

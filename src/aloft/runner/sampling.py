@@ -9,6 +9,7 @@ from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.ops.topk_topp_sampler import random_sample
 from vllm.v1.sample.sampler import Sampler
 
+from aloft.ops import greedy as greedy_ops
 from aloft.runner import logprobs
 
 
@@ -58,7 +59,7 @@ class AloftSampler(Sampler):
 
 def greedy(logits: torch.Tensor) -> SamplerOutput:
     """The arg-max of every row, without converting or copying the logits."""
-    return SamplerOutput(logits.argmax(dim=-1, keepdim=True).to(torch.int32), None)
+    return SamplerOutput(greedy_ops.tokens(logits), None)
 
 
 def is_plainly_greedy(metadata: SamplingMetadata) -> bool:
