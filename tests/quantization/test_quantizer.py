@@ -199,7 +199,7 @@ def test_largest_permitted_loss(model, text, tmp_path):
         done = quantize(model, tmp_path / str(number), settings, text)
         assert done.plan is not None
         assert math.expm1(done.plan.predicted) <= loss or len(done.plan.wide) == 8
-        assert all(row["why"].startswith(f"{row['bits']} bits: ") for row in done.plan.reasons)
+        assert all(row["why"].startswith(f"{row['scheme']}: ") for row in done.plan.reasons)
         ratios.append(done.weight_ratio)
         wide.append(done.plan.wide)
     assert ratios[0] < ratios[1] <= ratios[2] and wide[0] <= wide[1] <= wide[2], ratios
@@ -207,17 +207,32 @@ def test_largest_permitted_loss(model, text, tmp_path):
 
 def test_plan_takes_what_costs_most_for_its_size():
     found = [
-        mixed.Sensitivity(0, "qkv", 0.02, 100),
-        mixed.Sensitivity(0, "down", 0.03, 1000),
-        mixed.Sensitivity(1, "o", 0.001, 100),
+        mixed.Sensitivity(0, "qkv", 0.02, 0.0, 100),
+        mixed.Sensitivity(0, "down", 0.03, 0.0001, 1000),
+        mixed.Sensitivity(1, "o", 0.001, 0.0, 100),
     ]
-    assert mixed.plan(found, max_loss=0.04).wide == {(0, "qkv")}
-    assert mixed.plan(found, max_loss=0.02).wide == {(0, "qkv"), (0, "down")}
-    assert mixed.plan(found, max_loss=0.06).wide == set()
-    assert mixed.plan(found, target_bits=4.7).wide == {(0, "qkv"), (1, "o")}  # down does not fit
-    everything = mixed.plan(found, max_loss=1e-6)
-    assert len(everything.wide) == 3 and everything.predicted == pytest.approx(0.051 / 17**2)
+    of = recipe("w4a16")
+    assert mixed.plan(found, of, max_loss=0.04).wide == {(0, "qkv")}
+    assert mixed.plan(found, of, max_loss=0.02).wide == {(0, "qkv"), (0, "down")}
+    assert mixed.plan(found, of, max_loss=0.06).wide == set()
+    assert mixed.plan(found, of, target_bits=4.7).wide == {(0, "qkv"), (1, "o")}  # down does not fit
+    everything = mixed.plan(found, of, max_loss=1e-6)
+    assert len(everything.wide) == 3 and everything.predicted == pytest.approx(0.0001)
     assert everything.mean_bits == 8
+    assert mixed.plan(found, recipe("w4a4"), max_loss=1e-6).mean_bits == 4
+
+
+def test_rotated_layers_that_cost_too_much_keep_wide_activations(model, text, tmp_path):
+    done = quantize(model, tmp_path / "out", Settings("w4a4", max_loss=0.9, samples=4, length=32), text)
+    assert done.plan is not None and len(done.plan.reasons) == 6
+    assert all(row["divergence_wide"] < row["divergence"] for row in done.plan.reasons)
+    schemes = {row["layer"].removeprefix("model.layers."): row["scheme"] for row in done.layers}
+    for block in range(2):
+        assert schemes[f"{block}.mlp.down_proj"] == "w4a8"
+        for name, stage in (("self_attn.q_proj", "qkv"), ("self_attn.o_proj", "o"), ("mlp.up_proj", "gate_up")):
+            assert (schemes[f"{block}.{name}"] == "w4a8") == ((block, stage) in done.plan.wide)
+    with pytest.raises(ValueError, match="as many bits a weight"):
+        quantize(model, tmp_path / "bad", Settings("w4a4", target_bits=5.0), text)
 
 
 def test_adapted_groups():

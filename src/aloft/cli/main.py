@@ -111,7 +111,7 @@ def quantize(
     ] = None,
     kv: Annotated[str, typer.Option(help="auto, or int8: keys and values with a scale a channel.")] = "auto",
     target_bits: Annotated[
-        float | None, typer.Option(help="Mean width: the most sensitive layers of a 4-bit scheme get 8 bits.")
+        float | None, typer.Option(help="Mean width: the most sensitive layers of w4a16 or w4a8 get 8 bits.")
     ] = None,
     max_loss: Annotated[
         str | None, typer.Option(help="Or: the rise of the perplexity to stay below as predicted, such as 1%.")

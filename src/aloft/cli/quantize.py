@@ -46,9 +46,9 @@ def share(text: str) -> float:
 
 
 def _reasons(plan: Plan, everything: bool) -> None:
-    """Why layers got their widths: those with 8 bits, or all."""
+    """Why layers got their widths: those with the wider scheme, or all."""
     for row in plan.reasons:
-        if everything or row["bits"] == 8:
+        if everything or (row["block"], row["stage"]) in plan.wide:
             print(f"block {row['block']:3} {row['stage']:8} {row['why']}")
     print(f"mean width {plan.mean_bits:.2f} bits; predicted rise of the perplexity {math.expm1(plan.predicted):.2%}")
 

@@ -148,7 +148,7 @@ class _Run:
         if not (done and held.is_file()):
             stream = self._start(0)
             assert stream is not None
-            probe = mixed.Probe(self.recipe, Stream(stream.states[:_PROBES], stream.position))
+            probe = mixed.Probe(self.recipe, Stream(stream.states[:_PROBES], stream.position), self.settings.seed)
             for index in range(self.decoder.num_layers):
                 progress(index, self.decoder.num_layers, f"sensitivity of block {index}")
                 probe.block(self._layer(index), index)
@@ -156,7 +156,7 @@ class _Run:
             found = probe.found(self.decoder.norm(ends.gain), ends.head)
             held.write_text(json.dumps([dataclasses.astuple(one) for one in found]))
         sensitivities = [mixed.Sensitivity(*row) for row in json.loads(held.read_text())]
-        return mixed.plan(sensitivities, self.settings.target_bits, self.settings.max_loss)
+        return mixed.plan(sensitivities, self.recipe, self.settings.target_bits, self.settings.max_loss)
 
     def _layer(self, index: int) -> torch.nn.Module:
         """A block as it is quantized: after the rotations, before any rounding."""
