@@ -23,7 +23,7 @@ TOUCHED: dict[str, str] = {
     "vllm.v1.worker.gpu_input_batch:InputBatch.set_async_sampled_token_ids": "penalties under async scheduling",
     "vllm.v1.worker.block_table:BlockTable": "rows of block ids (numpy)",
     "vllm.v1.sample.sampler:Sampler": "logits processors, penalties, temperature",
-    "vllm.v1.sample.ops.topk_topp_sampler:random_sample": "seeded exponential sampling",
+    "vllm.v1.sample.ops.topk_topp_sampler:random_sample": "sampling with use_fp64_gumbel",
     "vllm.v1.sample.logits_processor:build_logitsprocs": "built-in and custom logits processors",
     "vllm.v1.sample.metadata:SamplingMetadata": "parameters of a sampling step",
     "vllm.v1.outputs:ModelRunnerOutput": "result of a step",

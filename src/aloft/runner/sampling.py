@@ -11,6 +11,7 @@ from vllm.v1.sample.sampler import Sampler
 
 from aloft.ops import greedy as greedy_ops
 from aloft.runner import logprobs
+from aloft.runner.draw import draw
 
 
 class TopKTopP(nn.Module):
@@ -37,7 +38,9 @@ class TopKTopP(nn.Module):
         elif self.logprobs_mode == "processed_logprobs":
             processed = logits.log_softmax(dim=-1, dtype=torch.float32)
         probs = logits.softmax(dim=-1, dtype=torch.float32)
-        return random_sample(probs, generators, self.use_fp64_gumbel), processed
+        if self.use_fp64_gumbel:  # a wish for vLLM's own way
+            return random_sample(probs, generators, True), processed
+        return draw(probs, generators), processed
 
 
 class AloftSampler(Sampler):
