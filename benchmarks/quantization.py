@@ -126,6 +126,7 @@ def _rows(reference: Path, options: argparse.Namespace) -> list[dict[str, object
                 "kl": compared.kl.value,
                 "weight_ratio": said["weight_ratio"],
                 "options": " ".join(SCHEMES[name][0]),
+                "shares": _shares(said.get("layers", [])),
                 "tokens": len(scores.loss),
                 "perplexity": summary(scores).perplexity,
                 "accuracy": summary(scores).accuracy,
@@ -133,6 +134,14 @@ def _rows(reference: Path, options: argparse.Namespace) -> list[dict[str, object
             }
         )
     return rows
+
+
+def _shares(layers: list[dict[str, object]]) -> dict[str, float]:
+    """Part of the quantized weights that each scheme holds."""
+    made: dict[str, float] = {}
+    for layer in layers:
+        made[str(layer["scheme"])] = made.get(str(layer["scheme"]), 0.0) + float(layer["bytes_bfloat16"])  # type: ignore[arg-type]
+    return {scheme: part / sum(made.values()) for scheme, part in made.items()}
 
 
 def _meets(name: str, kept: float, rise: float, said: dict[str, float]) -> bool:
@@ -166,8 +175,10 @@ def _write(rows: list[dict[str, object]], options: argparse.Namespace) -> None:
     ]
     for row in rows[1:]:
         kept, rise = row["accuracy_kept_95"], row["perplexity_rise_95"]
+        shares: dict[str, float] = row["shares"]  # type: ignore[assignment]
+        mixed = ", ".join(f"{part:.0%} {scheme}" for scheme, part in shares.items()) if len(shares) > 1 else ""
         lines.append(
-            f"| {row['scheme']} | {row['accuracy_kept']:.2%} [{kept[0]:.2%}, {kept[1]:.2%}] "  # type: ignore[index]
+            f"| {row['scheme']} {mixed} | {row['accuracy_kept']:.2%} [{kept[0]:.2%}, {kept[1]:.2%}] "  # type: ignore[index]
             f"| {row['perplexity_rise']:.2%} [{rise[0]:.2%}, {rise[1]:.2%}] | {row['kl']:.4f} "  # type: ignore[index]
             f"| {row['weight_ratio']:.1%} | {row['tokens']} | {'yes' if row['meets_floor'] else '**no**'} |"
         )
