@@ -22,7 +22,7 @@ namespace {
 constexpr int kTileRows = 16, kBlockRows = 2 * kTileRows;
 constexpr int64_t kTileValues = kTileRows * kStep;  // 1 KiB
 constexpr int64_t kRing = 4;                        // steps
-constexpr int64_t kStreamed = int64_t{1} << 21;     // values of a result that are too many for the caches
+constexpr int64_t kStreamed = int64_t{1} << 20;     // values of a result that are too many for the caches
 
 // How a panel's values lie: element (k, j), j < 16.
 struct Source {

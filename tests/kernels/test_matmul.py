@@ -69,7 +69,7 @@ def test_a_row_does_not_depend_on_the_batch(dtype: str, how: str) -> None:
 
 
 def test_a_result_too_large_for_the_caches_is_the_same() -> None:
-    m, n, k = 70, 30048, 64  # 4 MiB; where it lies decides whether it is written past the caches
+    m, n, k = 70, 30048, 64  # 4 MB; where it lies decides whether it is written past the caches
     a, weight = data("bfloat16", m, k), lay_out(data("bfloat16", k, n, seed=1), "nz")
     memory = np.full(m * n + 64, 0x7F7F, np.uint16)
     aligned = -memory.ctypes.data % 64 // 2
