@@ -183,6 +183,31 @@ class InputBuilder:
             common=common,
         )
 
+    def dummy(self, count: int) -> tuple[torch.Tensor, torch.Tensor, list[CommonAttentionMetadata]]:
+        """Token ids, positions and metadata of one sequence of ``count`` tokens in block 0, which nobody owns.
+
+        count: at most the block size.
+        """
+        positions = torch.arange(count, dtype=torch.int64, device=self.device)
+        starts, length = torch.tensor([0, count], dtype=torch.int32), torch.tensor([count], dtype=torch.int32)
+        common = [
+            CommonAttentionMetadata(
+                query_start_loc=starts.to(self.device),
+                query_start_loc_cpu=starts,
+                seq_lens=length.to(self.device),
+                num_reqs=1,
+                num_actual_tokens=count,
+                max_query_len=count,
+                max_seq_len=count,
+                block_table_tensor=torch.zeros_like(table.block_table.gpu[:1]),
+                slot_mapping=positions.int(),
+                seq_lens_cpu_upper_bound=length,
+                positions=positions,
+            )
+            for table in self.tables
+        ]
+        return torch.zeros_like(positions, dtype=torch.int32), positions, common
+
     def build_decode(self, size: int, sampled: SampledTokens, blocks_changed: bool) -> StepInputs:
         """The inputs of a step that computes one token of every row, padded to a captured step of ``size`` rows.
 

@@ -11,6 +11,7 @@ from torch_npu import npu
 from vllm.config import VllmConfig
 from vllm.forward_context import set_forward_context
 from vllm.model_executor.model_loader import get_model
+from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 from vllm.v1.outputs import (
@@ -178,19 +179,35 @@ class ModelRunner:
                 return
         self.executed = self._eager(step)
 
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """A few dummy tokens through model and cache: what is made or touched when first used is there for the first
+        request. Captures nothing."""
+        count = min(16, self.max_num_tokens, *(table.block_size for table in self.inputs.tables))
+        ids, positions, common = self.inputs.dummy(count)
+        hidden = self._forward_with(ids, positions, common)
+        sampling.greedy(self._logits(hidden[-1:]))
+        npu.synchronize(self.device)
+
+    def _forward_with(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, common: list[CommonAttentionMetadata]
+    ) -> torch.Tensor:
+        """The model's hidden states, with the metadata of every KV cache group."""
+        metadata: dict[str, Any] = {}
+        slots: dict[str, torch.Tensor] = {}
+        for (builder, names), each in zip(self.groups, common, strict=True):
+            metadata.update(dict.fromkeys(names, builder.build(0, each)))
+            slots.update(dict.fromkeys(names, each.slot_mapping))
+        with set_forward_context(metadata, self.vllm_config, num_tokens=len(input_ids), slot_mapping=slots):
+            return self._forward(input_ids, positions)
+
     def _eager(self, step: SchedulerOutput) -> _Executed:
         requests, batch = self.requests, self.batch
         counts = step.num_scheduled_tokens
         scheduled = np.fromiter(map(counts.__getitem__, batch.req_ids), dtype=np.int32, count=batch.num_reqs)
         inputs = self.inputs.build(scheduled, requests.sampled, requests.blocks_changed)
         requests.blocks_changed = False
-        metadata: dict[str, Any] = {}
-        slots: dict[str, torch.Tensor] = {}
-        for (builder, names), common in zip(self.groups, inputs.common, strict=True):
-            metadata.update(dict.fromkeys(names, builder.build(0, common)))
-            slots.update(dict.fromkeys(names, common.slot_mapping))
-        with set_forward_context(metadata, self.vllm_config, num_tokens=inputs.num_tokens, slot_mapping=slots):
-            hidden = self._forward(inputs.input_ids, inputs.positions)
+        hidden = self._forward_with(inputs.input_ids, inputs.positions, inputs.common)
         logits = None
         if inputs.finishing.any():
             wanted = hidden if inputs.logits_rows is None else hidden.index_select(0, inputs.logits_rows)

@@ -136,7 +136,8 @@ class AloftWorker(WorkerBase):
         self.model_runner.initialize_kv_cache(kv_cache_config)
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
-        """Nothing to compile; the profiling run has touched every operator."""
+        """Nothing to compile or capture."""
+        self.model_runner.warm_up()
         set_random_seed(self.model_config.seed)
         return CompilationTimes(language_model=0.0, encoder=0.0)
 
