@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 
 import numpy
 import pytest
 import torch
 
 from aloft.cli.errors import UserError
+from aloft.cli.quantize import quantize as command
 from aloft.cli.quantize import share
 from aloft.evaluation.compare import compare, divergence
 from aloft.evaluation.scores import Scores, windows
@@ -163,6 +165,38 @@ def test_interrupted_run_goes_on(model, text, tmp_path):
     assert 0 < json.loads((whole / "aloft-quantize.json").read_text())["weight_ratio"] < 0.4
     with pytest.raises(ValueError, match="not empty"):
         quantize(model, whole, settings, text)
+
+
+@pytest.mark.parametrize("done", [1, 2])
+def test_run_killed_before_its_state_is_written(done, model, text, tmp_path, monkeypatch):
+    """Also between a block's hidden states and the state that names them: the block's own inputs are taken again."""
+    settings = Settings("w4a16", group=32, samples=4, length=32)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    quantize(model, whole, settings, text)
+    replace = Path.replace
+
+    def stop(file: Path, target: Path) -> Path:
+        if file.name == "state.new" and json.loads(file.read_text())["done"] == done:
+            raise KeyboardInterrupt
+        return replace(file, target)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Path, "replace", stop)
+        quantize(model, parts, settings, text)
+    quantize(model, parts, settings, text)
+    names = sorted(file.name for file in whole.iterdir())
+    assert names == sorted(file.name for file in parts.iterdir())
+    for name in names:
+        assert (whole / name).read_bytes() == (parts / name).read_bytes(), name
+
+
+def test_refusals(model, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"Cannot write .*file"):
+        command(model, tmp_path / "file", Settings("w8a16"), None, report=False)
+    quantize(model, tmp_path / "made", Settings("w8a16"))
+    with pytest.raises(ValueError, match="quantized already"):
+        quantize(tmp_path / "made", tmp_path / "again", Settings("w8a16"))
 
 
 def test_mixed_precision(model, text, tmp_path):

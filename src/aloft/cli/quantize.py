@@ -29,6 +29,8 @@ def quantize(model: Path, out: Path, settings: Settings, calibration: Path | Non
             result = work(model, out, settings, calibration, progress)
         except ValueError as error:
             raise UserError(f"{error}.") from error
+        except OSError as error:
+            raise UserError(f"Cannot write {out}, or read what it is made of: {error}.") from error
     if result.plan is not None:
         _reasons(result.plan, everything=report)
     if report:

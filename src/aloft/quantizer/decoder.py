@@ -35,7 +35,8 @@ class Decoder:
             raise ValueError(f"{folder} is no model folder: it has no config.json")
         self.folder = folder
         self.config = AutoConfig.from_pretrained(folder)
-        if getattr(self.config, "quantization_config", None) is not None:
+        described = any(folder.glob("quant_model_description*.json"))
+        if described or getattr(self.config, "quantization_config", None) is not None:
             raise ValueError(f"{folder} is quantized already; the tool starts from a bfloat16 or float16 model")
         self.where = _index(folder)
         with torch.device("meta"):

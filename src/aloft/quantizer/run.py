@@ -231,7 +231,7 @@ class _Run:
         if done:
             from safetensors.torch import load_file
 
-            states = load_file(self.work / "stream.safetensors")["states"]
+            states = load_file(self.work / _stream(done))["states"]
         else:
             said = self.settings
             tokens = windows(self.text, self.decoder.folder, said.samples, said.length, said.seed)
@@ -279,7 +279,7 @@ class _Run:
             if held["key"] == self._key():
                 vars(self.writer).update(self._writer_state(held["writer"]))
                 return held["done"], held["rows"]
-        elif any(self.out.iterdir()):
+        elif any(self.out.iterdir()) and not self.work.is_dir():  # else: interrupted before its first state
             raise ValueError(f"{self.out} is not empty: name another folder")
         shutil.rmtree(self.work, ignore_errors=True)
         self.work.mkdir()
@@ -289,11 +289,11 @@ class _Run:
         from safetensors.torch import save_file
 
         if stream is not None:
-            save_file({"states": stream.states}, self.work / "stream.new")
-            (self.work / "stream.new").replace(self.work / "stream.safetensors")
+            save_file({"states": stream.states}, self.work / _stream(index + 1))
         said = {"key": self._key(), "done": index + 1, "rows": rows, "writer": self._writer_said()}
         (self.work / "state.new").write_text(json.dumps(said))
         (self.work / "state.new").replace(self.work / "state.json")
+        (self.work / _stream(index)).unlink(missing_ok=True)  # of no use once the state names the next one
 
     def _writer_said(self) -> dict[str, Any]:
         said = dict(vars(self.writer))
@@ -360,6 +360,11 @@ def _to_bfloat16(layer: torch.nn.Module) -> None:
 
 def _file(index: int) -> str:
     return "model-outside.safetensors" if index < 0 else f"model-block-{index:05d}.safetensors"
+
+
+def _stream(done: int) -> str:
+    """File of the hidden states behind so many blocks: a run killed between it and the state takes the one before."""
+    return f"stream-{done:05d}.safetensors"
 
 
 def _row(name: str, entry: Any) -> dict[str, Any]:
