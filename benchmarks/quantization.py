@@ -28,13 +28,13 @@ ALOFT = Path(sys.executable).parent / "aloft"
 #: more calibration text than by default, and training: 4-bit schemes gain from both
 _FOUR = ["--samples", "128", "--tune", "32"]
 SCHEMES: dict[str, tuple[list[str], list[str]]] = {
-    "w8a16": (["--scheme", "w8a16"], []),
+    "w8a16": (["--scheme", "w8a16", "--algorithm", "gptq"], []),
     "w8a8-dynamic": (["--scheme", "w8a8-dynamic"], []),
     "w8a8-static": (["--scheme", "w8a8-static"], []),
     "kv-int8": (["--scheme", "float", "--kv", "int8"], []),
     "w4a16-g64": (["--scheme", "w4a16", "--group-size", "64", *_FOUR], []),
     "w4a8": (["--scheme", "w4a8", "--format", "compressed-tensors", *_FOUR], []),  # groups of 96 and 128
-    "w4a4": (["--scheme", "w4a4", "--max-loss", "30%", *_FOUR], []),  # layers that cost too much: w4a8
+    "w4a4": (["--scheme", "w4a4", "--max-loss", "15%", *_FOUR], []),  # layers that cost too much: w4a8
 }
 #: accuracy kept at least, perplexity rise at most, weight bytes at most: the issue's floors
 FLOORS = {
