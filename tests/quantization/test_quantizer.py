@@ -262,8 +262,8 @@ def test_rotated_layers_that_cost_too_much_keep_wide_activations(model, text, tm
     assert all(row["divergence_wide"] < row["divergence"] for row in done.plan.reasons)
     schemes = {row["layer"].removeprefix("model.layers."): row["scheme"] for row in done.layers}
     for block in range(2):
-        assert schemes[f"{block}.mlp.down_proj"] == "w4a8"
-        for name, stage in (("self_attn.q_proj", "qkv"), ("self_attn.o_proj", "o"), ("mlp.up_proj", "gate_up")):
+        assert schemes[f"{block}.self_attn.q_proj"] == "w4a8"
+        for name, stage in (("mlp.down_proj", "down"), ("self_attn.o_proj", "o"), ("mlp.up_proj", "gate_up")):
             assert (schemes[f"{block}.{name}"] == "w4a8") == ((block, stage) in done.plan.wide)
     with pytest.raises(ValueError, match="as many bits a weight"):
         quantize(model, tmp_path / "bad", Settings("w4a4", target_bits=5.0), text)
@@ -274,8 +274,8 @@ def test_adapted_groups():
     assert [wanted.fitted(size).group for size in (576, 1536, 64, 48)] == [96, 128, 64, 0]
     assert recipe("w4a8", 64).fitted(576).group == 64
     assert wanted.shared({576, 1536}).group == 96
-    down = recipe("w4a4").shared({576, 1536}).of("mlp.down_proj")
-    assert down is not None and (down.scheme, down.group, down.fitted(1536).group) == ("w4a8", 96, 96)
+    query = recipe("w4a4").shared({576, 1536}).of("self_attn.q_proj")
+    assert query is not None and (query.scheme, query.group, query.fitted(576).group) == ("w4a8", 96, 96)
 
 
 def test_share():

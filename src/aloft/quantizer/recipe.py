@@ -93,7 +93,7 @@ _RECIPES = {
             rotate=True,
             kronecker=True,
             gptq=True,
-            sensitive=("mlp.down_proj",),
+            sensitive=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
             sensitive_group=128,
         ),
     )
