@@ -35,7 +35,11 @@ FROZEN = {
         "--seed",
         "--samples",
         "--length",
+        "--max-loss",
+        "--tune",
+        "--tune-samples",
         "--report/--no-report",
+        "--overwrite",
     },
     "eval": {
         "model",

@@ -190,6 +190,54 @@ def test_run_killed_before_its_state_is_written(done, model, text, tmp_path, mon
         assert (whole / name).read_bytes() == (parts / name).read_bytes(), name
 
 
+def test_an_unfinished_run_is_not_discarded_unasked(model, text, tmp_path):
+    """Other settings are refused with what is there; --overwrite leaves nothing of it."""
+    out, settings = tmp_path / "out", Settings("w4a16", group=32, samples=4, length=32)
+
+    def stop(done: int, total: int, words: str) -> None:
+        if done == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        quantize(model, out, settings, text, stop)
+    before = {file: file.read_bytes() for file in out.rglob("*") if file.is_file()}
+    other = Settings("w8a16", format="compressed-tensors", seed=3)
+    with pytest.raises(ValueError, match=r"unfinished run with --scheme w4a16 instead of w8a16.*1 block.*--overwrite"):
+        quantize(model, out, other)
+    assert before == {file: file.read_bytes() for file in out.rglob("*") if file.is_file()}
+    quantize(model, out, other, overwrite=True)
+    quantize(model, tmp_path / "fresh", other)
+    quantize(model, tmp_path / "modelslim", Settings("w8a16"))
+    with pytest.raises(ValueError, match=r"finished checkpoint.*--overwrite"):
+        quantize(model, tmp_path / "modelslim", other)
+    quantize(model, tmp_path / "modelslim", other, overwrite=True)
+    for made in (out, tmp_path / "modelslim"):
+        assert _files(made) == _files(tmp_path / "fresh")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter.txt").write_text("dear")
+    with pytest.raises(ValueError, match="not empty: name another folder"):
+        quantize(model, tmp_path / "mine", other, overwrite=True)
+    assert [file.name for file in (tmp_path / "mine").iterdir()] == ["letter.txt"]
+    again = tmp_path / "again"
+    quantize(model, again, Settings("float"))
+    with pytest.raises(ValueError, match="quantized already"):
+        quantize(again, again, other, overwrite=True)
+    assert any(again.glob("*.safetensors"))
+
+
+def _files(folder):
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def test_progress_where_there_is_no_terminal(model, tmp_path, capfd):
+    command(model, tmp_path / "made", Settings("w8a16"), None, report=False)
+    lines = capfd.readouterr().err.splitlines()
+    assert lines[0].startswith("block 0: 0 of 2 done after ") and lines[-1].startswith("writing: 2 of 2 done")
+    with pytest.raises(UserError, match="w3a3"):
+        command(model, tmp_path / "none", Settings("w3a3"), None, report=False)
+    assert capfd.readouterr().err == ""
+
+
 def test_refusals(model, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"Cannot write .*file"):

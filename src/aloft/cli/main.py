@@ -100,7 +100,7 @@ def ops(context: typer.Context) -> None:
 @app.command()
 def quantize(
     model: Annotated[Path, typer.Argument(help="Folder of a bfloat16 or float16 model.")],
-    out: Annotated[Path, typer.Argument(help="Folder to write; an interrupted run goes on from it.")],
+    out: Annotated[Path, typer.Argument(help="Folder to write; the same command continues an interrupted run.")],
     scheme: Annotated[str, typer.Option(help="float, w8a16, w8a8-dynamic, w8a8-static, w4a16, w4a8 or w4a4.")],
     calib: Annotated[Path | None, typer.Option(help="Calibration text, UTF-8.")] = None,
     format: Annotated[str, typer.Option(help="modelslim or compressed-tensors.")] = "modelslim",
@@ -125,6 +125,9 @@ def quantize(
     samples: Annotated[int, typer.Option(min=1, help="Calibration windows.")] = 64,
     length: Annotated[int, typer.Option(min=8, help="Tokens of a calibration window.")] = 512,
     report: Annotated[bool, typer.Option(help="Print the error of each kind of layer.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Discard a checkpoint or an unfinished run with other settings in OUT.")
+    ] = False,
 ) -> None:
     """Make a quantized checkpoint, on the CPU, block by block."""
     need_runtime()
@@ -146,7 +149,7 @@ def quantize(
         tune_samples=tune_samples,
         max_loss=None if max_loss is None else share(max_loss),
     )
-    raise typer.Exit(work(model, out, settings, calib, report))
+    raise typer.Exit(work(model, out, settings, calib, report, overwrite))
 
 
 @app.command("eval")

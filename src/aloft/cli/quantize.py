@@ -3,40 +3,77 @@
 from __future__ import annotations
 
 import math
+import sys
+import time
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from aloft.cli.errors import UserError
 from aloft.quantizer.mixed import Plan
-from aloft.quantizer.run import Result, Settings
+from aloft.quantizer.run import Progress, Result, Settings
 from aloft.quantizer.run import quantize as work
 
+_LINE_SECONDS = 5.0
 
-def quantize(model: Path, out: Path, settings: Settings, calibration: Path | None, report: bool) -> int:
-    """Runs the tool with a progress bar on standard error; with ``report`` a table of the layers' errors follows."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console) as bar:
-        task = bar.add_task("blocks", total=None)
-
-        def progress(done: int, total: int, words: str) -> None:
-            bar.update(task, completed=done, total=total, description=words)
-
-        try:
-            result = work(model, out, settings, calibration, progress)
-        except ValueError as error:
-            raise UserError(f"{error}.") from error
-        except OSError as error:
-            raise UserError(f"Cannot write {out}, or read what it is made of: {error}.") from error
+def quantize(
+    model: Path, out: Path, settings: Settings, calibration: Path | None, report: bool, overwrite: bool = False
+) -> int:
+    """Runs the tool with its progress on standard error; with ``report`` a table of the layers' errors follows."""
+    show = _bar() if sys.stderr.isatty() else _lines()
+    try:
+        with show as progress:
+            result = work(model, out, settings, calibration, progress, overwrite)
+    except ValueError as error:
+        raise UserError(f"{error}.") from error
+    except OSError as error:
+        raise UserError(f"Cannot write {out}, or read what it is made of: {error}.") from error
     if result.plan is not None:
         _reasons(result.plan, everything=report)
     if report:
         _table(result)
     print(f"{out}: {settings.scheme}, quantized layers take {result.weight_ratio:.1%} of their bfloat16 bytes")
     return 0
+
+
+@contextmanager
+def _bar() -> Iterator[Progress]:
+    """A bar, from the first block on: nothing flashes up before the sentence about a wrong setting."""
+    from rich import progress as rich
+    from rich.console import Console
+
+    columns = (rich.TextColumn("{task.description}"), rich.BarColumn(), rich.MofNCompleteColumn())
+    bar = rich.Progress(*columns, rich.TimeRemainingColumn(), console=Console(stderr=True))
+    task = bar.add_task("blocks", total=None)
+
+    def progress(done: int, total: int, words: str) -> None:
+        bar.start()
+        bar.update(task, completed=done, total=total, description=words)
+
+    try:
+        yield progress
+    finally:
+        if bar.live.is_started:
+            bar.stop()
+
+
+@contextmanager
+def _lines() -> Iterator[Progress]:
+    """A line at most every few seconds, for files and pipes."""
+    started = time.monotonic()
+    said, before = -math.inf, ""
+
+    def progress(done: int, total: int, words: str) -> None:
+        nonlocal said, before
+        now = time.monotonic()
+        what = words.rstrip("0123456789")  # a new phase is said at once
+        if now - said >= _LINE_SECONDS or what != before:
+            print(f"{words}: {done} of {total} done after {now - started:.0f} s", file=sys.stderr, flush=True)
+            said, before = now, what
+
+    yield progress
 
 
 def share(text: str) -> float:

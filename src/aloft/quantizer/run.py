@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from aloft.quantizer import fold, mixed
+from aloft.quantizer import fold, folder, mixed
 from aloft.quantizer.block import quantize_block
 from aloft.quantizer.compressed_tensors import CompressedTensorsWriter
 from aloft.quantizer.decoder import LINEARS, Decoder
@@ -28,8 +28,6 @@ from aloft.quantizer.statistics import Stream, advance, cache_peaks, observe
 from aloft.quantizer.text import windows
 
 WRITERS = {"modelslim": ModelSlimWriter, "compressed-tensors": CompressedTensorsWriter}
-WORK = ".aloft-quantize"
-REPORT = "aloft-quantize.json"
 _PROBES = 4  # calibration windows that sensitivities are measured on
 _COPIED = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")
 
@@ -82,14 +80,15 @@ def quantize(
     settings: Settings,
     calibration: Path | str | None = None,
     progress: Progress = lambda done, total, words: None,
+    overwrite: bool = False,
 ) -> Result:
     """Writes the quantized checkpoint of a bfloat16 or float16 model.
 
     One block is in memory at a time. What is finished stays in OUT when the run is interrupted, and the same settings
-    go on from there.
+    go on from there. ``overwrite``: a run with other settings, or a checkpoint made by this tool, is discarded.
 
     Raises:
-        ValueError: a setting, the model or the calibration text does not serve.
+        ValueError: a setting, the model or the calibration text does not serve, or OUT holds something else.
     """
     model, out = Path(model), Path(out)
     wanted = recipe(settings.scheme, settings.group, settings.symmetric, settings.algorithm)
@@ -108,23 +107,23 @@ def quantize(
     if settings.format == "modelslim":  # its description has one group size for all layers
         wanted = wanted.shared(decoder.input_features())
     run = _Run(decoder, out, settings, wanted, Path(calibration) if needs_text and calibration else None)
-    return run.go(progress)
+    return run.go(progress, overwrite)
 
 
 class _Run:
     def __init__(self, decoder: Decoder, out: Path, settings: Settings, wanted: Recipe, text: Path | None) -> None:
         self.decoder, self.out, self.settings, self.recipe, self.text = decoder, out, settings, wanted, text
         self.writer: Any = WRITERS[settings.format]()
-        self.work = out / WORK
+        self.work = out / folder.WORK
         self.plan: mixed.Plan | None = None
         self.turn = orthogonal(decoder.config.hidden_size, settings.seed) if wanted.rotate else None
         self.head_dim = getattr(decoder.config, "head_dim", None) or (
             decoder.config.hidden_size // decoder.config.num_attention_heads
         )
 
-    def go(self, progress: Progress) -> Result:
+    def go(self, progress: Progress, overwrite: bool) -> Result:
         total = self.decoder.num_layers
-        start, rows = self._resume()
+        start, rows = self._resume(overwrite)
         if self.settings.mixed:
             self.plan = self._plan(start, progress)
         stream = self._start(start)
@@ -270,17 +269,17 @@ class _Run:
         said = [dataclasses.asdict(self.settings), dataclasses.asdict(self.recipe), source, text]
         return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
-    def _resume(self) -> tuple[int, list[dict[str, Any]]]:
-        """Blocks finished by an earlier run with the same settings."""
+    def _resume(self, overwrite: bool) -> tuple[int, list[dict[str, Any]]]:
+        """Blocks finished by an earlier run with the same settings; another run's are refused, or discarded."""
         self.out.mkdir(parents=True, exist_ok=True)
-        state = self.work / "state.json"
-        if state.is_file():
-            held = json.loads(state.read_text())
-            if held["key"] == self._key():
-                vars(self.writer).update(self._writer_state(held["writer"]))
-                return held["done"], held["rows"]
-        elif any(self.out.iterdir()) and not self.work.is_dir():  # else: interrupted before its first state
-            raise ValueError(f"{self.out} is not empty: name another folder")
+        held = folder.unfinished(self.work)
+        if held is not None and held["key"] == self._key():
+            vars(self.writer).update(self._writer_state(held["writer"]))
+            return held["done"], held["rows"]
+        if overwrite and self.out.resolve() != self.decoder.folder.resolve():
+            folder.clear(self.out)
+            held = None
+        folder.require_free(self.out, held, self.settings)
         shutil.rmtree(self.work, ignore_errors=True)
         self.work.mkdir()
         return 0, []
@@ -290,7 +289,13 @@ class _Run:
 
         if stream is not None:
             save_file({"states": stream.states}, self.work / _stream(index + 1))
-        said = {"key": self._key(), "done": index + 1, "rows": rows, "writer": self._writer_said()}
+        said = {
+            "key": self._key(),
+            "done": index + 1,
+            "rows": rows,
+            "writer": self._writer_said(),
+            "settings": dataclasses.asdict(self.settings),
+        }
         (self.work / "state.new").write_text(json.dumps(said))
         (self.work / "state.new").replace(self.work / "state.json")
         (self.work / _stream(index)).unlink(missing_ok=True)  # of no use once the state names the next one
@@ -337,7 +342,7 @@ class _Run:
                 "predicted_rise": math.expm1(self.plan.predicted),
                 "products": self.plan.reasons,
             }
-        (self.out / REPORT).write_text(json.dumps(report, indent=1) + "\n")
+        (self.out / folder.REPORT).write_text(json.dumps(report, indent=1) + "\n")
         shutil.rmtree(self.work)
 
     def _write_index(self) -> None:
