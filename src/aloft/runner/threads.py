@@ -39,8 +39,14 @@ def cores() -> int:
 
 def live_engines() -> int:
     """Engines alive in this network namespace, this process's own included."""
+    return len(_names())
+
+
+def _names() -> set[str]:
+    """The engines' names, each of which begins with its process id."""
     with open("/proc/net/unix") as table:
-        return len({name for line in table if (name := line.rsplit(" ", 1)[-1].strip()).startswith(f"@{_PREFIX}")})
+        names = {line.rsplit(" ", 1)[-1].strip() for line in table}
+    return {name.removeprefix(f"@{_PREFIX}") for name in names if name.startswith(f"@{_PREFIX}")}
 
 
 def set_threads(count: int) -> None:
