@@ -69,7 +69,10 @@ def check_cpu() -> Check:
     if missing := {"avx2", "fma", "f16c"} - flags:
         fix = "expect portable kernels, several times slower; use a processor with AVX2"
         return Check("cpu", "warn", f"no {', '.join(sorted(missing))}", fix)
-    return Check("cpu", "ok", "AVX2" + (", AVX-512" if "avx512bw" in flags else ""))
+    found = "AVX2" + (", AVX-512" if "avx512bw" in flags else "")
+    for flag, name in (("avx512_vnni", "VNNI"), ("amx_tile", "AMX")):
+        found += f", {name}" if flag in flags else ""
+    return Check("cpu", "ok", found)
 
 
 def check_memory() -> Check:
