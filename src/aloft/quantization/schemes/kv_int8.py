@@ -59,6 +59,8 @@ class KvInt8(BaseKVCacheMethod):
                 raise ValueError(
                     f"{self.name}: the checkpoint has no {name[0]}_proj.kv_cache_scale, or one that is not positive."
                 )
+        if not all(bool(values.isfinite().all()) for values in held.values()):
+            raise ValueError(f"{self.name}: the checkpoint's KV cache scales or offsets are not all finite.")
         layer.impl.cache_scales = (
             CacheScales.of(held["k_cache_scale"], held["k_cache_offset"]),
             CacheScales.of(held["v_cache_scale"], held["v_cache_offset"]),
