@@ -5,6 +5,7 @@
 #include <ATen/ops/resize_ops.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/StorageImpl.h>
+#include <dlfcn.h>
 
 #include <cstring>
 
@@ -25,6 +26,11 @@ at::Tensor format_cast(const at::Tensor& npu, int64_t format) {
       npu_operator<at::Tensor(const at::Tensor&, int64_t, std::optional<int64_t>, std::optional<int64_t>)>(
           "npu::npu_format_cast");
   return cast.call(npu, format, std::nullopt, std::nullopt);
+}
+
+void* torch_npu_symbol(const char* name) {
+  void* library = dlopen("libtorch_npu.so", RTLD_LAZY | RTLD_NOLOAD);
+  return library ? dlsym(library, name) : nullptr;
 }
 
 // Bytes from the first element to the end of the last one.
@@ -49,6 +55,10 @@ bool internal_format(int64_t format) {
 }
 
 int64_t format_of(const at::Tensor& npu) {
+  // torch_npu's public function where it has one: the operator sets up a device guard around the same.
+  static auto* const direct = reinterpret_cast<int64_t (*)(const at::Tensor&)>(
+      torch_npu_symbol("_ZN6at_npu6native14get_npu_formatERKN2at6TensorE"));
+  if (C10_LIKELY(direct != nullptr)) return direct(npu);
   static const auto get = npu_operator<int64_t(const at::Tensor&)>("npu::get_npu_format");
   return get.redispatch(kNpuKeys, npu);
 }

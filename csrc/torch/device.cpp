@@ -77,7 +77,16 @@ class BatonNode final : public Node {
 }  // namespace
 
 Turn::Turn(aclrtStream stream, const char* name) : stream_(stream), name_(name) {
-  aclError error = aloftDrainStream(stream);
+  aclError error = kOk;
+  switch (aloftLaunchBegin(stream, name, &error)) {  // enters the order once what is queued has run
+    case kRunNow:
+      return;
+    case kDefer:
+      break;
+    default:
+      raise(error, name);
+  }
+  error = aloftDrainStream(stream);
   if (error != kOk) raise(error, name);
   switch (aloftLaunchBegin(stream, name, &error)) {
     case kRunNow:
