@@ -79,6 +79,23 @@ def test_unknown_runtime_is_refused_when_torch_is_imported() -> None:
     assert result.stderr == "aloft: ALOFT_RUNTIME='npu' is not one of auto, cann, virtual\n"
 
 
+def test_cann_that_is_not_found_is_one_sentence(tmp_path: Path) -> None:
+    """And any other failure of torch_npu stays as it is."""
+    torch_npu = tmp_path / "torch_npu.py"
+    program = f"import sys; sys.dont_write_bytecode = True; sys.path.insert(0, {str(tmp_path)!r}); "
+    program += "from aloft.runtime import autoload; autoload.choice.device_nodes = lambda: {!r}; autoload.load()"
+    missing = "cannot open shared object file: No such file or directory"
+    for nodes, way_out in (([], "no NPU is visible here"), (["/dev/davinci0"], "source CANN's set_env.sh")):
+        torch_npu.write_text(f"raise ImportError('libhccl.so: {missing}')")
+        result = _python(program.format(nodes), ALOFT_RUNTIME="cann")
+        assert result.returncode == 1 and len(result.stderr.splitlines()) == 1
+        assert result.stderr.startswith(f"aloft: the runtime is cann, but CANN's libhccl.so was not found; {way_out}")
+    for reason in (f"libgomp.so: {missing}", "libhccl.so: undefined symbol: HcclSend", "cannot import name 'x'"):
+        torch_npu.write_text(f"raise ImportError({reason!r})")
+        result = _python(program.format([]), ALOFT_RUNTIME="cann")
+        assert "Traceback" in result.stderr and result.stderr.endswith(f"ImportError: {reason}\n")
+
+
 def test_loads_nothing_but_the_standard_library() -> None:
     program = "import sys; print([m for m in ('torch', 'numpy', 'ctypes', 'aloft', 'typing') if m in sys.modules])"
     assert _python(program).stdout == "[]\n"

@@ -115,13 +115,11 @@ def check_runtime() -> Check:
     found = f"{wanted} (ALOFT_RUNTIME={os.environ.get('ALOFT_RUNTIME') or 'auto'}; {seen})"
     if wanted == "cann":
         if not nodes:
-            fix = "no NPU is visible here: start the container with its devices, or set ALOFT_RUNTIME=virtual"
-            return Check("runtime", "fail", found, fix)
+            return Check("runtime", "fail", found, choice.NO_DEVICE)
         if blocked := [node for node in nodes if not os.access(node, os.R_OK | os.W_OK)]:
             return Check("runtime", "fail", found, f"no permission on {blocked[0]}: join the group that owns it")
         if not cann:
-            fix = "source CANN's set_env.sh before starting, or set ALOFT_RUNTIME=virtual to use the host CPU"
-            return Check("runtime", "fail", found, fix)
+            return Check("runtime", "fail", found, choice.NO_CANN)
         return Check("runtime", "ok", found)
     if nodes:
         return Check("runtime", "warn", found, "an NPU is here but not used; unset ALOFT_RUNTIME to use it")

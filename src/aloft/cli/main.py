@@ -30,12 +30,12 @@ def options(
 
 
 def need_runtime() -> None:
-    """Refuses in one line what would end in torch's trace: the virtual NPU is to serve, but is not built.
+    """Refuses in one line what would end in torch's trace: the virtual NPU is not built, or there is no NPU for CANN.
 
     Raises:
         UserError: as said, or ALOFT_RUNTIME is wrong.
     """
-    from aloft.runtime.choice import missing_libraries, runtime_choice
+    from aloft.runtime.choice import NO_DEVICE, device_nodes, missing_libraries, runtime_choice
 
     try:
         virtual = runtime_choice() == "virtual"
@@ -43,6 +43,8 @@ def need_runtime() -> None:
         raise UserError(str(error)) from error
     if virtual and (missing := missing_libraries()):
         raise UserError(f"The virtual NPU is not built here ({missing}); see `aloft doctor`.")
+    if not virtual and not device_nodes():
+        raise UserError(f"ALOFT_RUNTIME is cann, but {NO_DEVICE}.")
 
 
 # Commands that hand what they do not know on to another program.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 
+from aloft.runtime import choice
 from aloft.runtime.choice import library_folder, runtime_choice
 
 _operators: int | None = None
@@ -24,16 +25,25 @@ def load() -> None:
     """Imports torch_npu and installs the route over its operators. Idempotent.
 
     Raises ImportError when torch_npu is installed but cannot be imported and RuntimeError when the route
-    cannot be installed. Ends the process with one line when ALOFT_RUNTIME is none of its values: torch would
-    wrap any other exception in its own, two traces long.
+    cannot be installed. Ends the process with one line when ALOFT_RUNTIME is none of its values, or CANN is to serve
+    and its libraries are not found: torch would wrap any other exception in its own, two traces long.
     """
     try:
-        runtime_choice()
+        runtime = runtime_choice()
     except ValueError as error:
         raise SystemExit(f"aloft: {error}") from None
     if importlib.util.find_spec("torch_npu") is None:
         return  # nothing to serve; `aloft doctor` says so
-    import torch_npu  # noqa: F401
+    try:
+        import torch_npu  # noqa: F401
+    except ImportError as error:
+        # The dynamic loader's own words; any other failure stays as it is.
+        missing, _, words = str(error).partition(": ")
+        ours = {f"lib{name}.so" for name in choice.LIBRARIES}
+        if runtime == "cann" and words.startswith("cannot open shared object file") and missing in ours:
+            way_out = choice.NO_CANN if choice.device_nodes() else choice.NO_DEVICE
+            raise SystemExit(f"aloft: the runtime is cann, but CANN's {missing} was not found; {way_out}") from None
+        raise
 
     install()
 

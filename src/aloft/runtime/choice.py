@@ -26,6 +26,9 @@ LIBRARIES = (
     "aloft_torch",
 )
 
+NO_DEVICE = "no NPU is visible here: start the container with its devices, or set ALOFT_RUNTIME=virtual"
+NO_CANN = "source CANN's set_env.sh before starting, or set ALOFT_RUNTIME=virtual to use the host CPU"
+
 
 def runtime_choice() -> str:
     """`"cann"` or `"virtual"`.
