@@ -14,8 +14,7 @@ COV ?= 1
 PYTEST_ARGS ?=
 # What is shown of a build: every tenth of its steps, `[20/165] ...`.
 BUILD_LOG := build/install.log
-PROGRESS := 'match($$0, /\[[0-9]+\/[0-9]+\]/) { split(substr($$0, RSTART + 1, RLENGTH - 2), n, "/"); \
-  if (n[1] % 10 == 0 || n[1] == n[2]) { print "    " n[1] " of " n[2] " built"; fflush() } }'
+PROGRESS := sed -un 's/^ *\[\([0-9]*0\)\/\([0-9]*\)\].*/    \1 of \2/p'
 
 SOURCES := $(shell find csrc src cmake -type f -not -name '*.pyc' -not -path '*/aloft/lib/*' 2>/dev/null) CMakeLists.txt pyproject.toml
 
@@ -69,7 +68,7 @@ build: $(STAMP)-aloft
 $(STAMP)-aloft: $(SOURCES) | $(STAMP)-runtime
 	@echo "4/6 aloft: about 130 C++ files, a few minutes on 2 cores (ccache is used where it is installed)"
 	@mkdir -p build; set -o pipefail; export PATH="$(CURDIR)/$(BIN):$$PATH" TORCH_DEVICE_BACKEND_AUTOLOAD=0; \
-	$(PIP) install -v --no-build-isolation --no-deps -e . 2>&1 | tee $(BUILD_LOG) | awk $(PROGRESS) || \
+	$(PIP) install -v --no-build-isolation --no-deps -e . 2>&1 | tee $(BUILD_LOG) | $(PROGRESS) || \
 	  { tail -n 60 $(BUILD_LOG); echo "aloft could not be built; everything it said is in $(BUILD_LOG)"; exit 1; }
 	@touch $@
 
