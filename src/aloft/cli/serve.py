@@ -60,9 +60,11 @@ def serve(model: str | None, host: str, port: int, arguments: list[str], ask: bo
     ]
     server = subprocess.Popen(command, env=_environment(model), start_new_session=True, preexec_fn=_die_with_parent)
     interrupted = _Interrupt()
+    healthy = False
     try:
         with interrupted:
-            if _wait_healthy(server, Client(host, port), interrupted):
+            healthy = _wait_healthy(server, Client(host, port), interrupted)
+            if healthy:
                 print(f"\n  started   {_start_split(server.pid)}", flush=True)
                 if ask:
                     _ask(Client(host, port), device)
@@ -73,6 +75,9 @@ def serve(model: str | None, host: str, port: int, arguments: list[str], ask: bo
     if interrupted:
         return 0
     status = server.returncode
+    if healthy and status == 0:  # vLLM ends in good order when its engine has died
+        print("aloft: the server ended by itself; its messages are above.", file=sys.stderr)
+        return 1
     if status:
         reason = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
         print(f"aloft: the server ended with {reason}; its messages are above.", file=sys.stderr)

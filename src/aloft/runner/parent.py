@@ -1,7 +1,8 @@
 """Processes that belong together end together, however one of them died.
 
 An engine process waits for the end of the process that started it. A program that waits for an engine process which
-was killed gets vLLM's EngineDeadError: its synchronous client would wait for the answer for ever.
+was killed gets vLLM's EngineDeadError: its synchronous client would wait for the answer for ever. An API server ends
+by itself then, but waits for its open connections: after `_SERVER_SECONDS` it is ended.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import threading
 import time
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
+from types import FrameType
 
 from aloft import compat
 
@@ -24,7 +26,10 @@ _EXIT_CODE = 70
 _POLL_SECONDS = 1.0
 _PAUSE_SECONDS = 0.2
 _ENGINE = "EngineCore"
-_WAITS_IN = ("core_client.py", "get_output")
+_SERVER_SECONDS = 5.0
+_WAITS_IN = ("vllm.v1.engine.core_client", "get_output")  # module, function
+_SERVES_IN = ("uvloop", "run")
+_SERVER = "vllm.entrypoints.openai.api_server"
 _started: set[str] = set()
 
 
@@ -84,6 +89,7 @@ def _exit_after(parent: BaseProcess) -> None:
 
 def _release_after_engines() -> None:
     engines: set[BaseProcess] = set()
+    deadline = float("inf")
     while True:
         engines.update(child for child in multiprocessing.active_children() if child.name.startswith(_ENGINE))
         alive = [child.sentinel for child in engines if child.exitcode is None]
@@ -95,15 +101,25 @@ def _release_after_engines() -> None:
             logger.error("Engine process %s ended with exit code %d.", failed[0].pid, failed[0].exitcode)
             compat.report_dead_engine(client)
             engines.difference_update(failed)
+        elif failed:
+            deadline = min(deadline, time.monotonic() + _SERVER_SECONDS)
+            if time.monotonic() > deadline and _SERVER in sys.modules and _main_thread_in(_SERVES_IN) is not None:
+                logger.error("Engine process %s has ended and this server has not; ending it.", failed[0].pid)
+                os._exit(_EXIT_CODE)
         time.sleep(_PAUSE_SECONDS if failed else _POLL_SECONDS)
 
 
 def _waiting_client() -> object | None:
     """The client in whose call for an engine's output the main thread is."""
+    frame = _main_thread_in(_WAITS_IN)
+    return None if frame is None else frame.f_locals.get("self")
+
+
+def _main_thread_in(place: tuple[str, str]) -> FrameType | None:
+    """The main thread's frame of a function, (module, name), if it is inside it."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     while frame is not None:
-        code = frame.f_code
-        if (os.path.basename(code.co_filename), code.co_name) == _WAITS_IN:
-            return frame.f_locals.get("self")
+        if (frame.f_globals.get("__name__"), frame.f_code.co_name) == place:
+            return frame
         frame = frame.f_back
     return None
