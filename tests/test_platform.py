@@ -162,7 +162,7 @@ def test_hub_goes_offline_for_local_paths_only(monkeypatch, tmp_path):
 
 
 def _config(**changes):
-    parallel = dict.fromkeys(limits._PARALLEL, 1) | dict.fromkeys(
+    parallel = dict.fromkeys(limits.PARALLEL, 1) | dict.fromkeys(
         ("enable_expert_parallel", "enable_eplb", "enable_dbo", "enable_elastic_ep"), False
     )
     model = dict.fromkeys(

@@ -10,7 +10,7 @@ from aloft.errors import UnsupportedFeature
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
 
-_PARALLEL = {
+PARALLEL = {
     "tensor_parallel_size": "tensor parallelism",
     "pipeline_parallel_size": "pipeline parallelism",
     "data_parallel_size": "data parallelism",
@@ -25,13 +25,18 @@ def check(vllm_config: VllmConfig) -> None:
         raise UnsupportedFeature(sentence)
 
 
+def parallel_refusal(name: str, size: int) -> str:
+    """Why a parallel size above 1 is refused."""
+    return f"aloft does not support {PARALLEL[name]} yet: --{name.replace('_', '-')} must be 1, not {size}."
+
+
 def refusals(config: VllmConfig) -> Iterator[str]:
     """One sentence for every unsupported setting of a vLLM configuration."""
     parallel = config.parallel_config
-    for name, words in _PARALLEL.items():
+    for name in PARALLEL:
         size = getattr(parallel, name, 1)
         if size > 1:
-            yield f"aloft does not support {words} yet: --{name.replace('_', '-')} must be 1, not {size}."
+            yield parallel_refusal(name, size)
     for name in ("enable_expert_parallel", "enable_eplb", "enable_dbo", "enable_elastic_ep"):
         if getattr(parallel, name, False):
             yield f"aloft does not support --{name.replace('_', '-')} yet."

@@ -104,6 +104,8 @@ def test_server_that_dies(tmp_path: Path, mode: str, status: int, reason: str) -
     with serving(tmp_path / "log", mode=mode) as (process, _):
         _, errors = process.communicate(timeout=30)
         assert process.returncode == status and reason in errors and "Traceback" not in errors
+        if mode == "crash":
+            assert errors.startswith("(APIServer pid=1) ValueError") and errors.endswith("aloft: the dtype is wrong\n")
         assert all(gone(pid) for pid in json.loads((tmp_path / "log").read_text())["pids"])
 
 
@@ -133,6 +135,11 @@ def test_path_that_is_no_model_is_one_sentence(tmp_path: Path) -> None:
         assert result.returncode == 1 and result.stdout == ""
         assert result.stderr.startswith("aloft: ") and reason in result.stderr and model in result.stderr
         assert len(result.stderr.splitlines()) == 1
+
+
+def test_eval_of_what_is_no_model_is_one_sentence(tmp_path: Path) -> None:
+    result = aloft("eval", str(tmp_path), "--text", "x")
+    assert result.stderr == f"aloft: {tmp_path} is not the folder of a model: it has no config.json.\n"
 
 
 def test_host_that_is_not_here() -> None:

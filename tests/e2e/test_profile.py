@@ -59,4 +59,4 @@ def test_table_of_eager_steps(model: Path) -> None:
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     result = profile(tmp_path / "nothing")
     assert result.returncode == 1
-    assert result.stderr.strip() == f"aloft: {tmp_path / 'nothing'} is not a model's folder."
+    assert result.stderr.strip() == f"aloft: There is no folder {tmp_path / 'nothing'}; give the folder of a model."

@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from aloft.cli.demo_model import ensure
+from aloft.cli.reason import told
 from aloft.runtime.choice import device_line
 
 
@@ -28,7 +29,8 @@ def demo(prompt: str, max_tokens: int) -> int:
     from vllm import LLM, SamplingParams
 
     marks.append(time.perf_counter())
-    llm = LLM(model=str(folder), max_model_len=1024, max_num_seqs=8, disable_log_stats=True)
+    with told():
+        llm = LLM(model=str(folder), max_model_len=1024, max_num_seqs=8, disable_log_stats=True)
     marks.append(time.perf_counter())
     parameters = SamplingParams(temperature=0, max_tokens=max_tokens)
     messages: list[Any] = [{"role": "user", "content": prompt}]

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from aloft.cli.errors import UserError
+from aloft.cli.reason import told
+from aloft.cli.serve import require_folder
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,9 @@ def evaluate(model: Path, settings: EvalSettings) -> int:
     from aloft.evaluation.compare import compare, summary
     from aloft.evaluation.scores import Scores
 
+    require_folder(model)
+    if settings.reference is not None and not settings.reference.is_file():
+        require_folder(settings.reference)
     if not settings.text.is_file():
         raise UserError(f"--text {settings.text} is not a file.")
     if settings.window < 2 or settings.candidates < 1:
@@ -88,16 +93,17 @@ def _score(
 
     from aloft.evaluation.scores import score, windows
 
-    llm = LLM(
-        model=str(model),
-        quantization=quantization,
-        kv_cache_dtype=kv_cache_dtype,
-        max_model_len=settings.window + 1,
-        max_num_seqs=8,
-        max_logprobs=settings.candidates,
-        enable_prefix_caching=False,
-        disable_log_stats=True,
-    )
+    with told():
+        llm = LLM(
+            model=str(model),
+            quantization=quantization,
+            kv_cache_dtype=kv_cache_dtype,
+            max_model_len=settings.window + 1,
+            max_num_seqs=8,
+            max_logprobs=settings.candidates,
+            enable_prefix_caching=False,
+            disable_log_stats=True,
+        )
     tokenizer: Any = llm.get_tokenizer()
     text = settings.text.read_text(encoding="utf-8", errors="replace")
     pieces = windows(tokenizer(text, verbose=False)["input_ids"], settings.window, settings.tokens)

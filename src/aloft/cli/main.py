@@ -233,9 +233,10 @@ def profile(
     from aloft.cli.demo_model import ensure
     from aloft.cli.profile import Settings
     from aloft.cli.profile import profile as work
+    from aloft.cli.serve import require_folder
 
-    if model is not None and not model.is_dir():
-        raise UserError(f"{model} is not a model's folder.")
+    if model is not None:
+        require_folder(model)
     need_runtime()
     settings = Settings(model or ensure(), dtype, batch, prompt, steps, prefill, eager)
     raise typer.Exit(work(settings, json_output))

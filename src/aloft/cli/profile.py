@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from aloft.cli.errors import UserError
+from aloft.cli.reason import told
 from aloft.runtime.autoload import virtual
 from aloft.runtime.capability import computes_beside_host
 from aloft.runtime.choice import device_line
@@ -59,20 +60,21 @@ class Stepped:
         longest = max(settings.prefill, settings.prompt + WARM_UP_STEPS + settings.steps) + 8
         overlapped = computes_beside_host() and not settings.eager
         scheduler = profiled.TimedAsyncScheduler if overlapped else profiled.TimedScheduler
-        self._llm = LLM(
-            model=str(settings.model),
-            dtype=cast(Any, settings.dtype),
-            max_model_len=longest,
-            max_num_seqs=settings.batch,
-            max_num_batched_tokens=max(2048, settings.prefill, settings.batch),
-            enable_prefix_caching=False,
-            disable_log_stats=True,
-            enforce_eager=settings.eager,
-            skip_tokenizer_init=True,
-            worker_cls=f"{profiled.__name__}.TimedWorker",
-            scheduler_cls=scheduler,
-            async_scheduling=overlapped,
-        )
+        with told():
+            self._llm = LLM(
+                model=str(settings.model),
+                dtype=cast(Any, settings.dtype),
+                max_model_len=longest,
+                max_num_seqs=settings.batch,
+                max_num_batched_tokens=max(2048, settings.prefill, settings.batch),
+                enable_prefix_caching=False,
+                disable_log_stats=True,
+                enforce_eager=settings.eager,
+                skip_tokenizer_init=True,
+                worker_cls=f"{profiled.__name__}.TimedWorker",
+                scheduler_cls=scheduler,
+                async_scheduling=overlapped,
+            )
         self._engine = self._llm.llm_engine
         self._vocabulary = self._llm.model_config.get_vocab_size()
         self._random = random.Random(0)

@@ -11,11 +11,14 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import FrameType
 
 import psutil
 
+from aloft.cli import flags, reason
 from aloft.cli.client import Answer, Client
+from aloft.cli.copied import Copied
 from aloft.cli.errors import UserError
 from aloft.runtime.choice import device_line
 
@@ -38,12 +41,13 @@ def serve(model: str | None, host: str, port: int, arguments: list[str], ask: bo
         Exit status: 0 after an interrupt, else the server's (1 where it died by a signal).
 
     Raises:
-        UserError: the port cannot be had, there is no such model folder, ALOFT_RUNTIME is wrong, or the demo model
-            cannot be made.
+        UserError: the port cannot be had, there is no such model folder, a flag or ALOFT_RUNTIME is wrong, or the demo
+            model cannot be made.
     """
     check_port(host, port)
     if model is not None:
         check_model(model)
+    flags.check(arguments)
     try:
         device = device_line()
     except ValueError as error:
@@ -58,7 +62,16 @@ def serve(model: str | None, host: str, port: int, arguments: list[str], ask: bo
         *(sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", model),
         *("--host", host, "--port", str(port), *arguments),
     ]
-    server = subprocess.Popen(command, env=_environment(model), start_new_session=True, preexec_fn=_die_with_parent)
+    server = subprocess.Popen(
+        command,
+        env=_environment(model),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        preexec_fn=_die_with_parent,
+    )
+    assert server.stdout is not None and server.stderr is not None
+    copied = Copied(server.stdout, server.stderr)
     interrupted = _Interrupt()
     healthy = False
     try:
@@ -79,8 +92,11 @@ def serve(model: str | None, host: str, port: int, arguments: list[str], ask: bo
         print("aloft: the server ended by itself; its messages are above.", file=sys.stderr)
         return 1
     if status:
-        reason = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
-        print(f"aloft: the server ended with {reason}; its messages are above.", file=sys.stderr)
+        said = reason.of_log(copied.text())
+        how = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
+        print(f"aloft: the server ended with {how}; its messages are above.", file=sys.stderr)
+        if said:
+            print(f"aloft: {said}", file=sys.stderr)
     return status if status >= 0 else 1
 
 
@@ -107,6 +123,13 @@ def check_model(model: str) -> None:
         raise UserError(f"There is no {model}; give the folder of a model, or its name on the Hugging Face hub.")
     if os.path.isdir(model) and not any(os.path.exists(os.path.join(model, n)) for n in ("config.json", "params.json")):
         raise UserError(f"{model} is not the folder of a model: it has no config.json.")
+
+
+def require_folder(model: Path) -> None:
+    """Refuse what is not the folder of a model, where a name on the hub does not do."""
+    if not model.is_dir():
+        raise UserError(f"There is no folder {model}; give the folder of a model.")
+    check_model(str(model))
 
 
 def end(server: subprocess.Popen[bytes]) -> None:
@@ -145,6 +168,10 @@ class _Interrupt:
 def _environment(model: str) -> dict[str, str]:
     environment = dict(os.environ)
     environment.setdefault("VLLM_NO_USAGE_STATS", "1")
+    # Its output passes through this process: what it says comes at once, and in colour where that is seen.
+    environment.setdefault("PYTHONUNBUFFERED", "1")
+    if sys.stdout.isatty():
+        environment.setdefault("VLLM_LOGGING_COLOR", "1")
     if os.path.isdir(model):
         environment.setdefault("HF_HUB_OFFLINE", "1")
     return environment

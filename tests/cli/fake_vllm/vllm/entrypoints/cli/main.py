@@ -61,6 +61,7 @@ def main() -> None:
     with open(os.environ["FAKE_LOG"], "w") as file:
         json.dump(note, file)
     if MODE == "crash":
+        print("(APIServer pid=1) ValueError: the dtype is wrong", file=sys.stderr)
         sys.exit(3)
     if MODE == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
