@@ -14,7 +14,7 @@ COV ?= 1
 PYTEST_ARGS ?=
 # What is shown of a build: every tenth of its steps, `[20/165] ...`.
 BUILD_LOG := build/install.log
-PROGRESS := sed -un 's/^ *\[\([0-9]*0\)\/\([0-9]*\)\].*/    \1 of \2/p'
+PROGRESS := sed -un 's/^ *\[\([1-9][0-9]*0\)\/\([0-9]*\)\].*/    \1 of \2/p'
 
 SOURCES := $(shell find csrc src cmake -type f -not -name '*.pyc' -not -path '*/aloft/lib/*' 2>/dev/null) CMakeLists.txt pyproject.toml
 
