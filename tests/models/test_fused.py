@@ -85,6 +85,17 @@ def test_every_level_gives_the_same_bits(case: tuple[str, object], monkeypatch: 
         assert got[level] == got["none"], f"{name}, {level}"
 
 
+def test_a_fused_layer_has_the_attributes_of_the_one_it_replaced(case: tuple[str, object]) -> None:
+    first = layers_of(case[1])[0]
+    assert first.hidden_size == width(first)
+    with pytest.raises(AttributeError, match="no_such_attribute"):
+        first.no_such_attribute  # noqa: B018
+
+
+def width(one: torch.nn.Module) -> int:
+    return one.input_layernorm.weight.numel()
+
+
 def test_exactly_the_plain_layers_are_replaced(case: tuple[str, object]) -> None:
     name, engine = case
     expected = ENGINES[name][1]

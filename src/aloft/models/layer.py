@@ -33,6 +33,15 @@ class FusedDecoderLayer(torch.nn.Module):
         self._mlp_block = operators.mlp_block.default
         self._gated = operators.gated_matmul.default
 
+    def __getattr__(self, name: str) -> Any:
+        """What else the layer had, such as ``hidden_size``, for who looks into the model."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if "_unfused" not in self.__dict__:
+                raise
+            return getattr(self._unfused[0], name)
+
     def join(self, stack: DecoderStack, last: bool) -> None:
         """Makes this layer one of a stack, which its first layer runs where the step allows it."""
         self._stack, self._last = stack, last
