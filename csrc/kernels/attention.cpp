@@ -143,10 +143,12 @@ void attention_forward(const AttentionProblem& p) {
   make_plan(p, kernels, &plan);
   const int64_t tasks = static_cast<int64_t>(plan.tasks.size()), merges = static_cast<int64_t>(plan.merges.size());
   const int64_t step = p.kv_heads * attention_partial_row(p);
-  // Causal blocks grow with the row: the long ones first, so that the threads end together.
-  const AttentionTask* last = plan.tasks.data() + tasks - 1;
-  const auto run = [&p, &kernels, last](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) kernels.run(p, *(last - i), i + 1 < end ? last - i - 1 : nullptr);
+  // Causal blocks grow with the row: the long ones first, so that the threads end together. Sequences of one task each:
+  // in their order, in which threads have made the queries, keys and values of a decode step.
+  const int64_t way = tasks == p.count ? 1 : -1;
+  const AttentionTask* start = way > 0 ? plan.tasks.data() : plan.tasks.data() + tasks - 1;
+  const auto run = [&p, &kernels, start, way](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) kernels.run(p, start[way * i], i + 1 < end ? start + way * (i + 1) : nullptr);
   };
   Merge* first = plan.merges.data();
   float* partial = plan.partial.data();

@@ -20,6 +20,7 @@
 #include "kernels/denormals.h"
 #include "kernels/matmul_isa.h"
 #include "kernels/parallel.h"
+#include "kernels/upcoming.h"
 
 namespace aloft {
 namespace matmul_detail {
@@ -379,6 +380,11 @@ void multiply_amx(const Product& c) {
 #endif
 
 void multiply(const Product& c) {
+  if (c.m <= upcoming::kFewRows && c.b.layout == WeightLayout::Panels) {
+    upcoming::reading(c.b.data, c.panels() * c.b.padded_rows * kPanel * static_cast<int64_t>(bytes_of(c.b.type)));
+  } else {
+    upcoming::none();
+  }
 #if defined(ALOFT_WITH_AMX)
   if (use_amx(c)) return multiply_amx(c);
 #endif

@@ -14,6 +14,7 @@
 
 #include "kernels/lanes_avx512.h"
 #include "kernels/matmul_isa.h"
+#include "kernels/parallel.h"
 #include "kernels/tiles.h"
 
 namespace aloft::matmul_detail {
@@ -247,7 +248,9 @@ void multiply_few(const Product& c, const bf16* a, int64_t a_row, int64_t row0, 
   for (int64_t pair = begin; pair < end; ++pair) {
     const int64_t first = made - 1;  // step 0 of this pair
     const bool more = pair + 1 < end;
-    const Sources next = more ? Sources(c, pair + 1) : source;  // fetched ahead of its end, to no harm
+    // Fetched ahead of the end of this pair. After the last one: what this thread does next if all take runs in turn.
+    const int64_t later = more ? pair + 1 : end + (end - begin) * (num_threads() - 1);
+    const Sources next = later < c.pairs() ? Sources(c, later) : source;
     multiply_block(rows, source.count, a, a_row, steps, sums, [&](int64_t s) {
       if (s + 1 < steps) {
         make(source, next, s + 1);

@@ -23,10 +23,12 @@ const NormKernels& kernels() {
 }
 
 constexpr int64_t kGrainElements = 5 << 10;  // about two microseconds
+constexpr int64_t kLeastElements = 5 << 9;   // worth handing out where all rows are one or two grains
 
 template <class Args>
 void run(const Args& args, void (*kernel)(const Args&, int64_t, int64_t, float*)) {
-  const int64_t grain = std::max<int64_t>(1, kGrainElements / std::max<int64_t>(1, args.cols));
+  const int64_t cols = std::max<int64_t>(1, args.cols), share = (args.rows + num_threads() - 1) / num_threads();
+  const int64_t grain = std::max({int64_t{1}, kLeastElements / cols, std::min(kGrainElements / cols, share)});
   parallel_for(args.rows, grain, [&](int64_t begin, int64_t end) {
     static thread_local std::vector<float> row;
     if (row.size() < static_cast<size_t>(args.cols)) row.resize(static_cast<size_t>(args.cols));

@@ -24,6 +24,7 @@
 #include <string>
 
 #include "kernels/cpu.h"
+#include "kernels/upcoming.h"
 
 namespace aloft {
 namespace {
@@ -63,6 +64,11 @@ inline void relax() {
 #elif defined(__aarch64__)
   asm volatile("yield");
 #endif
+}
+
+// What a thread does that has to look again.
+inline void wait_a_little() {
+  if (!upcoming::fetch()) relax();
 }
 
 int64_t now_ns() {
@@ -125,7 +131,7 @@ class Pool {
     uint64_t state = gate_.fetch_and(~kOpen, std::memory_order_acq_rel) & ~kOpen;
     const int64_t patience = now_ns() + 50000;
     for (int turns = 0; state & kInside; ++turns) {
-      relax();
+      wait_a_little();
       state = gate_.load(std::memory_order_acquire);
       if ((turns & 31) == 31 && (state & kInside) && now_ns() > patience) {
         const uint32_t seen = woken_.load(std::memory_order_acquire);
@@ -163,7 +169,7 @@ class Pool {
       const int64_t until = spin > 0 ? now_ns() + spin : 0;
       for (int turns = 0; spin > 0; ++turns) {
         if ((found = take_part(index, &last))) break;
-        relax();
+        wait_a_little();
         if ((turns & 15) == 15 && now_ns() > until) break;
       }
       if (found) continue;

@@ -11,6 +11,7 @@ namespace aloft {
 namespace {
 
 constexpr int64_t kGrainElements = 1 << 12;  // some microseconds
+constexpr int64_t kDecodeTokens = 64;
 
 int64_t slot_of(const QkvArgs& a, int64_t token) {
   return a.slot_dtype == DType::I32 ? static_cast<const int32_t*>(a.slots)[token]
@@ -95,7 +96,9 @@ class Finish {
 
 void finish_qkv(const QkvArgs& args) {
   const int64_t width = (args.heads + 2 * args.kv_heads) * args.d;
-  const int64_t grain = std::max<int64_t>(1, kGrainElements / std::max<int64_t>(1, width));
+  int64_t grain = std::max<int64_t>(1, kGrainElements / std::max<int64_t>(1, width));
+  // The tokens of a decode step are shared out as their attention will be, which finds them in its caches.
+  if (args.tokens <= kDecodeTokens) grain = std::max(grain, (args.tokens + num_threads() - 1) / num_threads());
   parallel_for(args.tokens, grain, [&](int64_t begin, int64_t end) {
     Finish finish(args);
     finish(begin, end);
