@@ -66,8 +66,8 @@ def instrument(llm: Any, times: dict[str, list[int]]) -> None:
     if runner.graphs:
         find = runner.graphs.find
 
-        def found(*args: Any) -> Any:
-            return Replayed(find(*args), times["replay"])
+        def found(*args: Any, **kwargs: Any) -> Any:
+            return Replayed(find(*args, **kwargs), times["replay"])
 
         runner.graphs.find = found
 
