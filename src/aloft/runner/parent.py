@@ -7,6 +7,7 @@ by itself then, but waits for its open connections: after `_SERVER_SECONDS` it i
 
 from __future__ import annotations
 
+import atexit
 import logging
 import multiprocessing
 import os
@@ -29,8 +30,9 @@ _ENGINE = "EngineCore"
 _SERVER_SECONDS = 5.0
 _WAITS_IN = ("vllm.v1.engine.core_client", "get_output")  # module, function
 _SERVES_IN = ("uvloop", "run")
-_SERVER = "vllm.entrypoints.openai.api_server"
+_SERVER = "uvicorn.server"
 _started: set[str] = set()
+_engines: set[BaseProcess] = set()
 
 
 def watch() -> bool:
@@ -71,6 +73,8 @@ def watch_engines() -> bool:
     """Watches the engine processes this program starts; returns whether it does (not in an engine's process)."""
     if multiprocessing.parent_process() is not None:
         return False
+    if "aloft-engine-watch" not in _started:
+        atexit.register(_leave_at_once)  # late: runs before torch's finalizers, which can take 15 s
     _start("aloft-engine-watch", _release_after_engines)
     return True
 
@@ -88,7 +92,7 @@ def _exit_after(parent: BaseProcess) -> None:
 
 
 def _release_after_engines() -> None:
-    engines: set[BaseProcess] = set()
+    engines = _engines
     deadline = float("inf")
     while True:
         engines.update(child for child in multiprocessing.active_children() if child.name.startswith(_ENGINE))
@@ -107,6 +111,13 @@ def _release_after_engines() -> None:
                 logger.error("Engine process %s has ended and this server has not; ending it.", failed[0].pid)
                 os._exit(_EXIT_CODE)
         time.sleep(_PAUSE_SECONDS if failed else _POLL_SECONDS)
+
+
+def _leave_at_once() -> None:
+    """A server whose engine has died, and which is through with its own shutdown, ends here."""
+    if _SERVER in sys.modules and any(child.exitcode for child in _engines):
+        logging.shutdown()
+        os._exit(_EXIT_CODE)
 
 
 def _waiting_client() -> object | None:
