@@ -76,6 +76,7 @@ TOUCHED: dict[str, str] = {
     "vllm.distributed.parallel_state:destroy_distributed_environment": "groups of size one, at exit",
     "vllm.v1.engine.core_client:SyncMPClient.get_output": "where a program waits for an engine; its outputs_queue",
     "vllm.v1.engine.exceptions:EngineDeadError": "what a program gets that waits for a dead engine",
+    "vllm.entrypoints.launchers.api_server.entry:run_server": "tells a server's process from a user's program",
     "vllm.utils.torch_utils:set_random_seed": "engine seed",
     "vllm.config.kernel:IrOpPriorityConfig": "choice of IR implementations",
     "vllm.ir:ops": "IR operators",

@@ -2,7 +2,8 @@
 
 An engine process waits for the end of the process that started it. A program that waits for an engine process which
 was killed gets vLLM's EngineDeadError: its synchronous client would wait for the answer for ever. An API server ends
-by itself then, but waits for its open connections: after `_SERVER_SECONDS` it is ended.
+by itself then, but waits for its open connections and reports success: it is ended after `_SERVER_SECONDS`, and its
+status says that it failed.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ _ENGINE = "EngineCore"
 _SERVER_SECONDS = 5.0
 _WAITS_IN = ("vllm.v1.engine.core_client", "get_output")  # module, function
 _SERVES_IN = ("uvloop", "run")
-_SERVER = "uvicorn.server"
+_SERVER = "vllm.entrypoints.launchers.api_server.entry"
 _started: set[str] = set()
-_engines: set[BaseProcess] = set()
+_orphaned = threading.Event()  # this process is a server without its engine
 
 
 def watch() -> bool:
@@ -74,7 +75,7 @@ def watch_engines() -> bool:
     if multiprocessing.parent_process() is not None:
         return False
     if "aloft-engine-watch" not in _started:
-        atexit.register(_leave_at_once)  # late: runs before torch's finalizers, which can take 15 s
+        atexit.register(_leave_at_once)
     _start("aloft-engine-watch", _release_after_engines)
     return True
 
@@ -92,30 +93,35 @@ def _exit_after(parent: BaseProcess) -> None:
 
 
 def _release_after_engines() -> None:
-    engines = _engines
-    deadline = float("inf")
+    engines: set[BaseProcess] = set()
+    failed: list[BaseProcess] = []
+    served, deadline = False, float("inf")
     while True:
         engines.update(child for child in multiprocessing.active_children() if child.name.startswith(_ENGINE))
         alive = [child.sentinel for child in engines if child.exitcode is None]
-        if alive:
+        if failed or not alive:
+            time.sleep(_PAUSE_SECONDS if failed else _POLL_SECONDS)
+        else:
             wait(alive, timeout=_POLL_SECONDS)
+        served = served or (_SERVER in sys.modules and _main_thread_in(_SERVES_IN) is not None)
         failed = [child for child in engines if child.exitcode]
         client = _waiting_client() if failed else None
         if client is not None:
             logger.error("Engine process %s ended with exit code %d.", failed[0].pid, failed[0].exitcode)
             compat.report_dead_engine(client)
             engines.difference_update(failed)
-        elif failed:
+            failed = []
+        elif failed and served:
+            _orphaned.set()
             deadline = min(deadline, time.monotonic() + _SERVER_SECONDS)
-            if time.monotonic() > deadline and _SERVER in sys.modules and _main_thread_in(_SERVES_IN) is not None:
+            if time.monotonic() > deadline:
                 logger.error("Engine process %s has ended and this server has not; ending it.", failed[0].pid)
                 os._exit(_EXIT_CODE)
-        time.sleep(_PAUSE_SECONDS if failed else _POLL_SECONDS)
 
 
 def _leave_at_once() -> None:
-    """A server whose engine has died, and which is through with its own shutdown, ends here."""
-    if _SERVER in sys.modules and any(child.exitcode for child in _engines):
+    """A server without its engine ends here, through with its own shutdown: taking Python apart needs 5 s or more."""
+    if _orphaned.is_set():
         logging.shutdown()
         os._exit(_EXIT_CODE)
 
