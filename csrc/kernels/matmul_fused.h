@@ -10,8 +10,4 @@ namespace aloft {
 // by side). n is a multiple of 32; out.col_stride is 1; no batch, no addend.
 ALOFT_KERNEL_API void matmul_gated(const Matmul& call, Activation kind = Activation::Silu);
 
-// out[m, n] = addend + a @ b, addend of the type of out (it may be out itself): a residual. alpha and beta are 1.
-// Column strides of both are 1; no batch.
-ALOFT_KERNEL_API void matmul_residual(const Matmul& call);
-
 }  // namespace aloft

@@ -6,7 +6,7 @@ import ctypes
 
 import numpy as np
 import pytest
-from matmul_call import LIBRARY, lay_out, prepare, round_to, run, widen
+from matmul_call import LIBRARY, lay_out, prepare
 from test_matmul import DTYPES, LAYOUTS, data, product
 
 SHAPES = ((1, 32, 64), (1, 192, 576), (2, 64, 96), (5, 96, 70), (9, 64, 130), (33, 64, 100), (40, 128, 256))
@@ -59,27 +59,3 @@ def test_gated_product_is_the_product_then_the_gated_unit(dtype: str) -> None:
                 LIBRARY._ZN5aloft12matmul_gatedERKNS_6MatmulENS_10ActivationE(ctypes.byref(call), kind)
                 assert np.array_equal(wide[:, : n // 2], wanted), (m, n, k, how, kind)
                 assert (wide[:, n // 2 :] == wide[0, -1]).all()
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_residual_product_is_the_product_then_the_sum(dtype: str) -> None:
-    for m, n, k in (*SHAPES, (3, 50, 70), (40, 17, 65), (12, 5, 33), (1, 1, 1)):
-        a, b, residual = data(dtype, m, k), data(dtype, k, n, seed=1), data(dtype, m, n, seed=2)
-        for how in LAYOUTS:
-            weight = lay_out(b, how)
-            expected = round_to(widen(product(a, weight, n, dtype), dtype) + widen(residual, dtype), dtype)
-            inplace = residual.copy()
-            for out in (np.zeros_like(residual), inplace):
-                addend = inplace if out is inplace else residual
-                call = prepare(a, weight, out, dtype, addend=addend)
-                LIBRARY._ZN5aloft15matmul_residualERKNS_6MatmulE(ctypes.byref(call))
-                assert np.array_equal(out, expected), (m, n, k, how)
-
-
-def test_no_inner_dimension_leaves_the_residual() -> None:
-    residual, out = data("bfloat16", 3, 20), np.zeros((3, 20), np.uint16)
-    call = prepare(np.zeros((3, 0), np.uint16), lay_out(np.zeros((0, 20), np.uint16), "kn"), out, "bfloat16")
-    call.addend = prepare(residual, lay_out(residual, "kn"), residual, "bfloat16", addend=residual).addend
-    LIBRARY._ZN5aloft15matmul_residualERKNS_6MatmulE(ctypes.byref(call))
-    assert np.array_equal(out, residual)
-    run(call)
