@@ -11,7 +11,7 @@ namespace aloft {
 namespace {
 
 const NormKernels& kernels() {
-  static const NormKernels portable = {rms_norm_rows, layer_norm_rows};
+  static const NormKernels portable = {rms_norm_rows<EightLanes>, layer_norm_rows};
 #if defined(__x86_64__)
   static const NormKernels best = isa() >= Isa::Avx512 ? NormKernels{rms_norm_rows_avx512, kNormKernelsAvx2.layer_norm}
                                   : isa() == Isa::Avx2 ? kNormKernelsAvx2

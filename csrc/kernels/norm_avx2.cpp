@@ -1,5 +1,5 @@
 #include "kernels/norm_impl.h"
 
 namespace aloft {
-const NormKernels kNormKernelsAvx2 = {rms_norm_rows, layer_norm_rows};
+const NormKernels kNormKernelsAvx2 = {rms_norm_rows<EightLanes>, layer_norm_rows};
 }  // namespace aloft

@@ -69,7 +69,20 @@ void scale_row(const T* x, const float* row, const G* gamma, float offset, float
   }
 }
 
-template <class T, class G>
+// The two passes over a row with eight lanes; norm_avx512.cpp has them with sixteen.
+struct EightLanes {
+  template <class T>
+  static float gather(const T* x, const T* residual, T* out, float* row, int64_t cols) {
+    return gather_row(x, residual, out, row, cols);
+  }
+  template <bool kTwice, class T, class G>
+  static void scale(const T* x, const float* row, const G* gamma, float offset, float rstd, T* y, float* y_fp32,
+                    int64_t cols) {
+    scale_row<T, G, kTwice>(x, row, gamma, offset, rstd, y, y_fp32, cols);
+  }
+};
+
+template <class Lanes, class T, class G>
 void rms_rows(const RmsNormArgs& a, int64_t begin, int64_t end, float* row) {
   const G* gamma = static_cast<const G*>(a.gamma);
   for (int64_t r = begin; r < end; ++r) {
@@ -78,26 +91,27 @@ void rms_rows(const RmsNormArgs& a, int64_t begin, int64_t end, float* row) {
     T* out = a.sum ? static_cast<T*>(a.sum) + r * a.cols : nullptr;
     T* y = static_cast<T*>(a.y) + r * a.cols;
     float* y_fp32 = a.y_fp32 ? a.y_fp32 + r * a.cols : nullptr;
-    const float squares = gather_row(x, residual, out, row, a.cols);
+    const float squares = Lanes::gather(x, residual, out, row, a.cols);
     const float rstd = 1.0f / std::sqrt(squares / static_cast<float>(a.cols) + a.epsilon);
     if (a.rstd) a.rstd[r] = rstd;
     if (residual && sizeof(T) == 2) {
-      scale_row<T, G, true>(x, row, gamma, a.gamma_offset, rstd, y, y_fp32, a.cols);
+      Lanes::template scale<true>(x, row, gamma, a.gamma_offset, rstd, y, y_fp32, a.cols);
     } else {
-      scale_row<T, G, false>(x, residual ? row : nullptr, gamma, a.gamma_offset, rstd, y, y_fp32, a.cols);
+      Lanes::template scale<false>(x, residual ? row : nullptr, gamma, a.gamma_offset, rstd, y, y_fp32, a.cols);
     }
   }
 }
 
+template <class Lanes>
 void rms_norm_rows(const RmsNormArgs& a, int64_t begin, int64_t end, float* row) {
   const bool wide = a.gamma_dtype == DType::F32;
   switch (a.dtype) {
     case DType::BF16:
-      return wide ? rms_rows<bf16, float>(a, begin, end, row) : rms_rows<bf16, bf16>(a, begin, end, row);
+      return wide ? rms_rows<Lanes, bf16, float>(a, begin, end, row) : rms_rows<Lanes, bf16, bf16>(a, begin, end, row);
     case DType::F16:
-      return wide ? rms_rows<f16, float>(a, begin, end, row) : rms_rows<f16, f16>(a, begin, end, row);
+      return wide ? rms_rows<Lanes, f16, float>(a, begin, end, row) : rms_rows<Lanes, f16, f16>(a, begin, end, row);
     default:
-      return rms_rows<float, float>(a, begin, end, row);
+      return rms_rows<Lanes, float, float>(a, begin, end, row);
   }
 }
 
