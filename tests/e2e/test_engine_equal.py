@@ -4,6 +4,7 @@ either scheduler format - a request's tokens and log-probabilities are the same,
 from __future__ import annotations
 
 import functools
+import itertools
 
 import pytest
 from inprocess import ENGINES, counter, runner, scheduler
@@ -91,6 +92,31 @@ def test_alone_is_as_in_a_batch(run, engines, feature):
         if key.split()[0] == feature:
             (output,) = engines("whole").generate([prompt], params, use_tqdm=False)
             assert outcome(output) == run("whole")[key]
+
+
+class _Late:
+    """A stream whose work is over when asked only at some of the steps."""
+
+    def __init__(self, stream, over):
+        self.stream, self.over, self.asked = stream, itertools.cycle(over), 0
+
+    def query(self):
+        self.asked += 1
+        return next(self.over)
+
+    def __getattr__(self, name):
+        return getattr(self.stream, name)
+
+
+@pytest.mark.parametrize("over", [(True, True, False), (True, True, True, False, False), (False,)])
+def test_tokens_that_arrive_late_are_the_same(run, engines, monkeypatch, over):
+    """Steps that go on from the last one's inputs, in turns with steps whose tokens are not known in time."""
+    made, engine = runner(engines("whole")), engines("whole")
+    late = _Late(made.stream, over)
+    monkeypatch.setattr(made, "stream", late)
+    (output,) = engine.generate([f"greedy {LONG}"], SamplingParams(**(BASE | FEATURES["greedy"])), use_tqdm=False)
+    assert outcome(output) == run("whole")["greedy long"]
+    assert late.asked >= 10
 
 
 def test_the_text_keeps_changing(run):

@@ -285,6 +285,7 @@ class ModelRunner:
         self, executed: _Executed, output: ModelRunnerOutput, grammar_output: GrammarOutput | None
     ) -> ModelRunnerOutput | AsyncModelRunnerOutput:
         """Samples, and sends the tokens to the host."""
+        self.requests.sampled.catch_up()  # the step may have gone on from ones whose tokens the batch does not have yet
         inputs = executed.inputs
         unfinished = [] if inputs.all_finishing else np.flatnonzero(~inputs.finishing).tolist()
         if executed.logits is None:
