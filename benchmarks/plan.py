@@ -6,8 +6,13 @@ from dataclasses import dataclass, field, replace
 
 from engines import CLASSES, Kind
 
-# Decode steps before each sample that are not counted.
-WARM_STEPS = 2
+# What an engine does first in its turn, uncounted. It was stopped while others ran: their weights fill the caches, and
+# its own pages have left the address-translation tables. Under nested paging each may take 20 us when it is touched
+# after three seconds, 100 ms of aloft's first prefill.
+WARM_STEPS = 2  # of decoding, before each sample
+WARM_PREFILLS = 1  # of the same length, of other tokens
+WARM_BATCH_LENGTH = 32  # tokens of each sequence, before a batch is taken in
+PREFILL_SAMPLES = 2  # of each turn
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import models
 import workers
 from bounds import Roofline, Shape
 from engines import Kind
-from plan import WARM_STEPS, Decode, Session
+from plan import PREFILL_SAMPLES, WARM_BATCH_LENGTH, WARM_PREFILLS, WARM_STEPS, Decode, Session
 from results import Samples
 
 AGREE_TOKENS = 24
@@ -156,12 +156,14 @@ class Sitting:
         def note(kind: Kind, answer: dict[str, Any]) -> None:
             self._note(kind, "prefill", length / answer["seconds"], "tok/s", 1, length)
 
-        for number in range(self.session.rounds + 1):
-            prompts = self._prompts(1, length)
+        for number in range(self.session.rounds):
+            # Prompts of a turn are the same for every engine, and no two of them alike: nothing is in a prefix cache.
+            prompts = [self._prompts(1, length) for _ in range(WARM_PREFILLS + PREFILL_SAMPLES)]
             self.roof.sample(arithmetic=number == 0)
             for kind in self._order():
-                self._ask(kind, "begin", note if number else _nothing, prompts=prompts)  # the first warms up
-                self._ask(kind, "end", _nothing)
+                for place, prompt in enumerate(prompts):
+                    self._ask(kind, "begin", _nothing if place < WARM_PREFILLS else note, prompts=prompt)
+                    self._ask(kind, "end", _nothing)
 
     def _decode(self, case: Decode) -> None:
         say(self.session.model, self.session.precision, f"decode {case.batch} after {case.prompt}")
@@ -177,7 +179,11 @@ class Sitting:
                 rate = case.batch * case.prompt / answer["seconds"]
                 self._note(kind, "prefill_batch", rate, "tok/s", case.batch, case.prompt)
 
+        # As many sequences, but short ones: some engines take half a minute for the long.
+        warm_up = self._prompts(case.batch, min(case.prompt, WARM_BATCH_LENGTH))
         for kind in self._order():
+            self._ask(kind, "begin", _nothing, prompts=warm_up)
+            self._ask(kind, "end", _nothing)
             self._ask(kind, "begin", whole, prompts=prompts)
             self._ask(kind, "decode", _nothing, steps=4)
         for _ in range(self.session.rounds):

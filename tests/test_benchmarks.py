@@ -14,6 +14,7 @@ BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 sys.path.append(str(BENCHMARKS))
 
 import plan  # noqa: E402
+import session  # noqa: E402
 import table  # noqa: E402
 import workers  # noqa: E402
 from bounds import Roofline, Shape  # noqa: E402
@@ -102,12 +103,49 @@ def test_the_readme_has_the_latest_figures() -> None:
 
 def test_plans_are_whole() -> None:
     for each in (plan.full(), plan.quick()):
-        for session in each.sessions:
-            assert session.kinds and session.rounds >= 3
-            assert session.max_length <= 8192
+        for sitting in each.sessions:
+            assert sitting.kinds and sitting.rounds >= 3
+            assert sitting.max_length <= 8192
     names = {(kind.engine, kind.precision) for kind in plan.quick().sessions[0].kinds}
     assert ("aloft", "bf16") in names and len(names) > 2
-    assert {session.precision for session in plan.full().sessions} == set(CLASSES)
+    assert {sitting.precision for sitting in plan.full().sessions} == set(CLASSES)
+
+
+def test_every_engine_warms_up_alike_in_each_turn_of_prefill(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[tuple[Kind, str, list[list[int]]]] = []
+
+    class Engine:
+        def __init__(self, kind: Kind) -> None:
+            self.kind = kind
+
+        def ask(self, call: str, **arguments: Any) -> dict[str, Any]:
+            if call == "begin":
+                asked.append((self.kind, call, arguments["prompts"]))
+            return {"seconds": float(len(asked))}
+
+    # tests/models has that module's name
+    monkeypatch.setattr(session.models, "VOCABULARY", {"SmolLM2-135M": 49_152}, raising=False)
+    kinds = (ALOFT, LLAMA)
+    samples, roof = Samples(), roofline()
+    monkeypatch.setattr(roof, "sample", lambda arithmetic=False: None)
+    measured = session.Sitting(
+        plan.Session("SmolLM2-135M", "16-bit", (7,), (), 3, kinds=kinds), samples, roof, tmp_path
+    )
+    measured.workers = {kind: Engine(kind) for kind in kinds}  # type: ignore[misc]
+    measured._prefill(7)
+    each = plan.WARM_PREFILLS + plan.PREFILL_SAMPLES
+    assert plan.WARM_PREFILLS >= 1 and plan.PREFILL_SAMPLES >= 2
+    turns = [asked[start : start + each] for start in range(0, len(asked), each)]
+    assert len(turns) == 3 * len(kinds)
+    for first, second in zip(turns[::2], turns[1::2], strict=True):
+        assert {kind for kind, _, _ in first} != {kind for kind, _, _ in second}
+        assert [prompts for _, _, prompts in first] == [prompts for _, _, prompts in second]
+    prompts = [tuple(prompts[0]) for turn in turns[::2] for _, _, prompts in turn]
+    assert len(set(prompts)) == len(prompts) and {len(prompt) for prompt in prompts} == {7}
+    rows = samples.rows()
+    assert [entry["runs"] for entry in rows] == [3 * plan.PREFILL_SAMPLES] * 2
+    counted = {place + 1 for place in range(len(asked)) if place % each >= plan.WARM_PREFILLS}
+    assert {7 / entry["max"] for entry in rows} <= counted  # none of them is of a warm-up
 
 
 def test_a_worker_says_what_went_wrong_and_sleeps_between_calls(tmp_path: Path) -> None:
