@@ -231,6 +231,7 @@ class AloftPlatform(Platform):
             vllm_config.additional_config if isinstance(vllm_config.additional_config, dict) else None
         )
         quantization.detect(vllm_config)
+        quantization.require_all_weights(vllm_config)
         limits.check(vllm_config)
         model = vllm_config.model_config
         if model is not None:

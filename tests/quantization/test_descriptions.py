@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from aloft.quantization.formats.compressed_tensors import CompressedTensors
@@ -60,6 +62,8 @@ def test_modelslim_mixed_and_caches():
         ({f"{LAYER}.weight": "W8A8", f"{LAYER}.weight_scale": "W8A16"}, [LAYER, "weight_scale", "W8A16", "W8A8"]),
         ({f"{LAYER}.weight_scale": "W8A8"}, [LAYER, "weight_scale", "weight"]),
         ({"kv_cache_type": "C4"}, ["kv_cache_type", "C4"]),
+        ({"group_size": -32}, ["group_size", "-32"]),
+        ({"group_size": "64"}, ["group_size", "'64'"]),
         ({"fa_quant_type": "FAKQuant"}, ["fa_quant_type"]),
         ({"model.norm.weight": "FLOAT", "model.norm.bias": "FLOAT"}, ["model.norm", "bias"]),
         *(({f"{LAYER}.weight": kind}, [LAYER, kind, why]) for kind, why in REFUSED.items()),
@@ -89,6 +93,60 @@ def test_compressed_tensors_targets():
         said.linear("x.fused", ["x.o_proj", "y.o_proj"])
 
 
+def test_compressed_tensors_order():
+    """The first group that names a layer has it, by name or by pattern."""
+    by_token = {"weights": INT8, "input_activations": TOKEN, "format": "int-quantized"}
+    plain = {"weights": INT8, "format": "pack-quantized"}
+    groups = {"a": {"targets": ["re:.*q_proj"]} | by_token, "b": {"targets": ["x.q_proj", "x.o_proj"]} | plain}
+    said = CompressedTensors({"config_groups": groups})
+    assert said.linear("x.q_proj", ["x.q_proj"]).name == "w8a8-dynamic"
+    assert said.linear("x.o_proj", ["x.o_proj"]).name == "w8a16"
+    said = CompressedTensors({"config_groups": dict(reversed(groups.items()))})
+    assert said.linear("x.q_proj", ["x.q_proj"]).name == "w8a16"
+
+
+def test_parts_that_differ_in_their_groups():
+    four = INT8 | {"num_bits": 4, "strategy": "group"}
+    groups = {
+        size: {"targets": [name], "weights": four | {"group_size": size}, "format": "pack-quantized"}
+        for size, name in ((32, "x.q_proj"), (64, "x.k_proj"))
+    }
+    with pytest.raises(ValueError, match=r"x\.qkv_proj.*x\.q_proj w4a16.*group=32.*x\.k_proj w4a16.*group=64"):
+        CompressedTensors({"config_groups": groups}).linear("x.qkv_proj", ["x.q_proj", "x.k_proj"])
+
+
+def _described(form, count):
+    """A description that names ``count`` layers; their names."""
+    names = [f"model.layers.{i // 4}.mlp.experts.{i % 4}.up_proj" for i in range(count)]
+    if form == "modelslim":
+        return ModelSlim({f"{name}.{part}": "W8A16" for name in names for part in ("weight", "weight_scale")}), names
+    if form == "awq":
+        return Awq({"bits": 4, "group_size": 64, "modules_to_not_convert": names}), names
+    weights = {"weights": INT8, "format": "pack-quantized"}
+    groups = {str(i): {"targets": names[i :: count // 10]} | weights for i in range(count // 10)}
+    return CompressedTensors({"config_groups": groups, "ignore": names[::7]}), names
+
+
+@pytest.mark.parametrize("form", ["modelslim", "compressed-tensors", "awq"])
+def test_cost_of_a_layer(form):
+    """Asking about a layer costs the same whether the description has 1,000 keys or 200,000."""
+    costs = []
+    for count in (1000, 200_000):
+        start = time.process_time()
+        said, names = _described(form, count)
+        said.rename({})
+        made = time.process_time() - start
+        asked = names[:: count // 1000]
+        taken = []
+        for _ in range(5):
+            start = time.process_time()
+            for name in asked:
+                said.linear(name, [name])
+            taken.append(time.process_time() - start)
+        costs.append(min(taken))
+    assert made < 10 and costs[1] < 10 * costs[0] + 0.005, (made, costs)  # a scan would cost 200 times as much
+
+
 @pytest.mark.parametrize(
     ("config", "words"),
     [
@@ -102,6 +160,12 @@ def test_compressed_tensors_targets():
         (group(output_activations=TOKEN), ["output_activations"]),
         (group() | {"kv_cache_scheme": {"num_bits": 8}}, ["kv_cache_scheme"]),
         (group() | {"transform_config": {"a": 1}}, ["transform_config"]),
+        (group() | {"format": "bogus"}, ["format", "bogus", "pack-quantized"]),
+        ({"config_groups": {"group_0": None}}, ["group_0", "object"]),
+        *(
+            (group(weights=INT8 | {"strategy": "group", "group_size": size}), ["group_0", "group_size", repr(size)])
+            for size in (0, -1, None, "64")
+        ),
     ],
 )
 def test_compressed_tensors_refusals(config, words):

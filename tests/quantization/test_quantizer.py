@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import shutil
 from pathlib import Path
 
 import numpy
@@ -188,6 +190,30 @@ def test_run_killed_before_its_state_is_written(done, model, text, tmp_path, mon
     assert names == sorted(file.name for file in parts.iterdir())
     for name in names:
         assert (whole / name).read_bytes() == (parts / name).read_bytes(), name
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "config.json"])
+def test_run_of_a_model_that_has_changed_since(file, model, tmp_path):
+    """The same name, size and time, but another byte: the blocks done are another model's."""
+    source, out = tmp_path / "model", tmp_path / "out"
+    shutil.copytree(model, source)
+
+    def stop(done: int, total: int, words: str) -> None:
+        if done == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        quantize(source, out, Settings("w8a16"), progress=stop)
+    content, times = bytearray((source / file).read_bytes()), (source / file).stat()
+    if file == "config.json":
+        content = content.replace(b"1e-06", b"2e-06")
+    else:
+        content[-2] ^= 1
+    (source / file).write_bytes(content)
+    os.utime(source / file, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert (source / file).stat().st_size == times.st_size
+    with pytest.raises(ValueError, match="unfinished run with another model"):
+        quantize(source, out, Settings("w8a16"))
 
 
 def test_an_unfinished_run_is_not_discarded_unasked(model, text, tmp_path):

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import numpy
 import pytest
 
-from aloft.cli.evaluate import EvalSettings, _parts
+from aloft.cli.errors import UserError
+from aloft.cli.evaluate import EvalSettings, _parts, evaluate
 from aloft.evaluation.scores import score
 
 
@@ -57,3 +58,9 @@ def test_parts_belong_to_one_model(tmp_path):
     assert first != _parts(model, EvalSettings(tmp_path / "text", save=tmp_path / "scores.npz", kv_cache_dtype="int8"))
     (model / "config.json").write_text("{ }")
     assert first != _parts(model, settings)
+
+
+def test_window_longer_than_the_model(model, text):
+    """Said before an engine starts, in the option's name."""
+    with pytest.raises(UserError, match=r"--window must be at most 511 .*whose length is 512, not 512"):
+        evaluate(model, EvalSettings(text, window=512))

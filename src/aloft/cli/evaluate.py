@@ -73,6 +73,15 @@ def evaluate(model: Path, settings: EvalSettings) -> int:
     return 0
 
 
+def require_window(model: Path, window: int) -> None:
+    """Raises UserError where the model takes no window of that length and the token after it."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    longest = EngineArgs(model=str(model), skip_tokenizer_init=True).create_model_config().max_model_len
+    if window >= longest:
+        raise UserError(f"--window must be at most {longest - 1} for {model}, whose length is {longest}, not {window}.")
+
+
 def _parts(model: Path, settings: EvalSettings) -> Path:
     """Where an interrupted run leaves its scores: another model, or the same one written anew, has another folder."""
     assert settings.save is not None
@@ -94,6 +103,7 @@ def _score(
     from aloft.evaluation.scores import score, windows
 
     with told():
+        require_window(model, settings.window)
         llm = LLM(
             model=str(model),
             quantization=quantization,

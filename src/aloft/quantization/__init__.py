@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
+#: load formats of vLLM's default loader, which knows the option
+_TRACKED = ("auto", "hf", "safetensors", "pt")
+
 
 def register() -> None:
     """Registers a config for every name a user may give; a second call in the same process does nothing new."""
@@ -43,3 +46,12 @@ def detect(vllm_config: VllmConfig) -> None:
         return
     model.quantization = "ascend"  # type: ignore[assignment]
     vllm_config.quant_config = vllm_config.get_quantization_config(model, vllm_config.load_config)
+
+
+def require_all_weights(vllm_config: VllmConfig) -> None:
+    """Has vLLM's loader refuse a quantized checkpoint that lacks a parameter, as it refuses others."""
+    load, model = vllm_config.load_config, vllm_config.model_config
+    if model is None or model.quantization is None or load.load_format not in _TRACKED:
+        return
+    if isinstance(load.model_loader_extra_config, dict):
+        load.model_loader_extra_config.setdefault("enable_weights_track", True)

@@ -13,7 +13,13 @@ if TYPE_CHECKING:
 
 
 class Storage(Protocol):
-    """The tensors one layer has in a checkpoint: their names and shapes, and how they read."""
+    """The tensors one layer has in a checkpoint: their names and shapes, and how they read.
+
+    signed_scales: whether scales of the format may be zero or negative.
+    """
+
+    @property
+    def signed_scales(self) -> bool: ...
 
     def create(self, layer: torch.nn.Module, shape: LayerShape) -> None:
         """Registers vLLM parameters, so that its loaders fill (and split) them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import math
@@ -261,11 +262,12 @@ class _Run:
 
     # ---- files --------------------------------------------------------------------------------------------------
 
+    @functools.cached_property
     def _key(self) -> str:
-        source = {
-            file: (self.decoder.folder / file).stat().st_size for file in sorted(set(self.decoder.where.values()))
-        }
-        text = hashlib.sha256(self.text.read_bytes()).hexdigest() if self.text is not None else ""
+        """Of everything that decides the result, the content of the model's files among it."""
+        names = ["config.json", *sorted(set(self.decoder.where.values()))]
+        source = {name: _digest(self.decoder.folder / name) for name in names}
+        text = _digest(self.text) if self.text is not None else ""
         said = [dataclasses.asdict(self.settings), dataclasses.asdict(self.recipe), source, text]
         return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
@@ -273,7 +275,7 @@ class _Run:
         """Blocks finished by an earlier run with the same settings; another run's are refused, or discarded."""
         self.out.mkdir(parents=True, exist_ok=True)
         held = folder.unfinished(self.work)
-        if held is not None and held["key"] == self._key():
+        if held is not None and held["key"] == self._key:
             vars(self.writer).update(self._writer_state(held["writer"]))
             return held["done"], held["rows"]
         if overwrite and self.out.resolve() != self.decoder.folder.resolve():
@@ -290,7 +292,7 @@ class _Run:
         if stream is not None:
             save_file({"states": stream.states}, self.work / _stream(index + 1))
         said = {
-            "key": self._key(),
+            "key": self._key,
             "done": index + 1,
             "rows": rows,
             "writer": self._writer_said(),
@@ -361,6 +363,11 @@ class _Run:
 def _to_bfloat16(layer: torch.nn.Module) -> None:
     for parameter in layer.parameters():
         parameter.data = parameter.data.to(torch.bfloat16)
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def _file(index: int) -> str:

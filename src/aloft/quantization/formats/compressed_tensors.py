@@ -21,9 +21,12 @@ class CompressedTensors:
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        self.ignored = _Matcher(config.get("ignore") or ())
-        self.groups: list[tuple[_Matcher, LayerScheme]] = []
+        self.ignored = _Targets()
+        self.ignored.add(config.get("ignore") or (), None)
+        self.targets = _Targets()
         top = config.get("format")
+        if top is not None and top not in _FORMATS:
+            raise ValueError(f"{NAME}: format {top!r} is not supported; supported are {', '.join(_FORMATS)}.")
         if config.get("transform_config"):
             raise ValueError(f"{NAME}: transform_config (online transforms) is not supported.")
         if config.get("sparsity_config") not in (None, {}):
@@ -32,27 +35,26 @@ class CompressedTensors:
         if not isinstance(groups, Mapping) or not groups:
             raise ValueError(f"{NAME}: config_groups must describe at least one group, not {groups!r}.")
         for name, group in groups.items():
+            if not isinstance(group, Mapping):
+                raise ValueError(f"{NAME}: config_groups.{name} must be an object, not {group!r}.")
             targets = group.get("targets") or ()
             if targets and all(target.endswith("Attention") for target in targets):
                 continue  # speaks of the cache, which kv_cache_scheme describes
-            self.groups.append((_Matcher(targets), _scheme(name, group, group.get("format") or top)))
+            self.targets.add(targets, _scheme(name, group, group.get("format") or top))
         self.cache = _cache(config.get("kv_cache_scheme"))
 
     def names(self) -> set[str]:
         """Layer names among the targets."""
-        return {
-            name for matcher in (self.ignored, *(of for of, _ in self.groups)) for name in matcher.names if "." in name
-        }
+        return {name for name in (*self.ignored.names, *self.targets.names) if "." in name}
 
     def rename(self, mapped: Mapping[str, str]) -> None:
         self.ignored.rename(mapped)
-        for targets, _ in self.groups:
-            targets.rename(mapped)
+        self.targets.rename(mapped)
 
     def linear(self, name: str, shards: Sequence[str]) -> LayerScheme | None:
         found = {shard: self._find(shard, "Linear") for shard in shards}
         if len(set(found.values())) > 1:
-            told = ", ".join(f"{shard} {scheme.name if scheme else 'FLOAT'}" for shard, scheme in found.items())
+            told = ", ".join(f"{shard} {_told(scheme)}" for shard, scheme in found.items())
             raise ValueError(f"{NAME}: layer {name} is one matrix product, but its parts differ: {told}.")
         return next(iter(found.values()))
 
@@ -63,34 +65,46 @@ class CompressedTensors:
         return self.cache
 
     def _find(self, name: str, kind: str) -> LayerScheme | None:
-        if self.ignored.matches(name, kind):
+        if self.ignored.by_name(name) or self.ignored.names.get(kind):
             return None
         # a group that names the layer goes before one that names its class
-        for by_class in (False, True):
-            for targets, scheme in self.groups:
-                if targets.matches_class(kind) if by_class else targets.matches_name(name):
-                    return scheme
-        return None
+        found = self.targets.by_name(name) or self.targets.names.get(kind)
+        return found[1] if found else None
 
 
-class _Matcher:
-    """Targets: a layer's name or its end, a class, or ``re:pattern``."""
+class _Targets:
+    """Targets of groups, the first group first: a layer's name, its class, or ``re:pattern``."""
 
-    def __init__(self, targets: Sequence[str]) -> None:
-        self.patterns = [re.compile(target[3:]) for target in targets if target.startswith("re:")]
-        self.names = {target for target in targets if not target.startswith("re:")}
+    def __init__(self) -> None:
+        self.names: dict[str, tuple[int, LayerScheme | None]] = {}
+        self.patterns: list[tuple[re.Pattern[str], tuple[int, LayerScheme | None]]] = []
+        self.groups = 0
+
+    def add(self, targets: Sequence[str], scheme: LayerScheme | None) -> None:
+        found = (self.groups, scheme)
+        for target in targets:
+            if target.startswith("re:"):
+                self.patterns.append((re.compile(target[3:]), found))
+            else:
+                self.names.setdefault(target, found)
+        self.groups += 1
 
     def rename(self, mapped: Mapping[str, str]) -> None:
-        self.names = {mapped.get(name, name) for name in self.names}
+        self.names = {mapped.get(name, name): found for name, found in self.names.items()}
 
-    def matches_name(self, name: str) -> bool:
-        return name in self.names or any(pattern.match(name) for pattern in self.patterns)
+    def by_name(self, name: str) -> tuple[int, LayerScheme | None] | None:
+        """The first group that names the layer; patterns are tried one by one, names are looked up."""
+        found = self.names.get(name)
+        for pattern, of in self.patterns:
+            if found is not None and found[0] <= of[0]:
+                break
+            if pattern.match(name):
+                return of
+        return found
 
-    def matches_class(self, kind: str) -> bool:
-        return kind in self.names
 
-    def matches(self, name: str, kind: str) -> bool:
-        return self.matches_name(name) or self.matches_class(kind)
+def _told(scheme: LayerScheme | None) -> str:
+    return "FLOAT" if scheme is None else f"{scheme.name} {scheme.storage}"
 
 
 def _scheme(group: str, content: Mapping[str, Any], form: str | None) -> LayerScheme:
@@ -113,7 +127,9 @@ def _scheme(group: str, content: Mapping[str, Any], form: str | None) -> LayerSc
         raise ValueError(f"{where}: weights.strategy must be tensor, channel or group, not {strategy!r}.")
     if weights.get("dynamic"):
         raise ValueError(f"{where}: weights.dynamic must be false.")
-    size = int(weights.get("group_size") or 0) if strategy == "group" else 0
+    size = weights.get("group_size") if strategy == "group" else 0
+    if not isinstance(size, int) or (strategy == "group" and size <= 0):
+        raise ValueError(f"{where}: weights.group_size must be a positive number, not {size!r}.")
     symmetric = weights.get("symmetric", True)
     ordered = weights.get("actorder") in ("group", True)
     packed = form == "pack-quantized" or (form == "mixed-precision" and bits == 4 and not activations)

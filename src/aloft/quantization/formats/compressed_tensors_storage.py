@@ -13,7 +13,7 @@ from aloft.quantization.weight import QuantizedWeight, unpack_int32
 
 
 @dataclass(frozen=True)
-class BytesStorage:
+class BytesStorage(make.Unsigned):
     """``weight`` int8 ``[N, K]``, ``weight_scale`` ``[N, G]``, or ``[1]`` where ``per_tensor``; zeros if asymmetric."""
 
     group: int
@@ -53,7 +53,7 @@ class BytesStorage:
 
 
 @dataclass(frozen=True)
-class PackedStorage:
+class PackedStorage(make.Unsigned):
     """``weight_packed`` int32 ``[N, K / n]`` of codes plus ``2**(bits - 1)``, lowest bits first; scales ``[N, G]``."""
 
     bits: int

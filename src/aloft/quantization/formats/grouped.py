@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,13 +17,13 @@ class Grouped:
     def __init__(self, bits: object, group: object, left_out: Sequence[str], head: bool) -> None:
         if bits not in (4, 8):
             raise ValueError(f"{self.name}: bits must be 4 or 8, not {bits!r}.")
-        if not isinstance(group, int) or (group <= 0 and group != -1):
+        if not isinstance(group, int) or isinstance(group, bool) or (group <= 0 and group != -1):
             raise ValueError(f"{self.name}: group_size must be positive or -1, not {group!r}.")
         self.bits: int = bits  # type: ignore[assignment]
         self.group = max(group, 0)
         if self.bits == 8 and self.group:
             raise ValueError(f"{self.name}: 8-bit weights with groups are not supported: group_size must be -1.")
-        self.left_out = [re.compile(rf"(?:^|\.){re.escape(part)}(?:\.|$)") for part in left_out]
+        self.left_out = frozenset(left_out)
         self.head = head
 
     def storage(self) -> Storage:
@@ -36,7 +35,7 @@ class Grouped:
     def linear(self, name: str, shards: Sequence[str]) -> LayerScheme | None:
         if name.rpartition(".")[2] == "lm_head" and not self.head:
             return None
-        out = {shard: any(pattern.search(shard) for pattern in self.left_out) for shard in shards}
+        out = {shard: not self.left_out.isdisjoint(_parts(shard)) for shard in shards}
         if len(set(out.values())) > 1:
             raise ValueError(
                 f"{self.name}: layer {name} is one matrix product, but modules_to_not_convert leaves out only "
@@ -51,6 +50,12 @@ class Grouped:
 
     def kv_cache(self, name: str) -> LayerScheme | None:
         return None
+
+
+def _parts(name: str) -> list[str]:
+    """``a.b.c`` -> a, a.b, a.b.c, b, b.c, c: what the name of a layer left out may be."""
+    pieces = name.split(".")
+    return [".".join(pieces[i:j]) for i in range(len(pieces)) for j in range(i + 1, len(pieces) + 1)]
 
 
 class Awq(Grouped):

@@ -31,7 +31,7 @@ def _whole_words(shape: LayerShape, count: int) -> None:
 
 
 @dataclass(frozen=True)
-class AwqStorage:
+class AwqStorage(make.Unsigned):
     """``qweight`` int32 ``[K, N / 8]``, ``qzeros`` ``[G, N / 8]``, ``scales`` ``[G, N]``: unsigned codes."""
 
     group: int
@@ -55,7 +55,7 @@ class AwqStorage:
 
 
 @dataclass(frozen=True)
-class GptqStorage:
+class GptqStorage(make.Unsigned):
     """``qweight`` int32 ``[K / n, N]``, ``qzeros`` ``[G, N / n]``, ``scales`` ``[G, N]``, ``g_idx`` ``[K]``."""
 
     bits: int

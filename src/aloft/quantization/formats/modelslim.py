@@ -62,7 +62,9 @@ class ModelSlim:
     """
 
     def __init__(self, content: Mapping[str, Any]) -> None:
-        self.group = int(content.get("group_size") or 0)
+        self.group = content.get("group_size") or 0
+        if not isinstance(self.group, int) or self.group < 0:
+            raise ValueError(f"{FILE}: group_size must be 0 (a scale a row) or positive, not {self.group!r}.")
         self.packed = str(content.get("version", "")).split(".")[0] == "1"
         self.types: dict[str, str] = {}
         self.caches: set[str] = set()

@@ -18,7 +18,7 @@ def negated(offset: torch.Tensor) -> torch.Tensor | None:
 
 
 @dataclass(frozen=True)
-class WideStorage:
+class WideStorage(make.Unsigned):
     """``weight`` int8 ``[N, K]``, ``weight_scale`` and ``weight_offset`` ``[N, 1]``: one code a byte."""
 
     bits: int = 8
@@ -64,7 +64,7 @@ class StaticStorage(WideStorage):
 
 
 @dataclass(frozen=True)
-class NibbleStorage:
+class NibbleStorage(make.Unsigned):
     """Two codes a byte along the outputs (``packed``, version 1) or one; scales per row or group.
 
     With two levels the scale of a group is the row's scale times the group's ``weight_scale_second``.

@@ -21,7 +21,14 @@ from aloft.quantization.description import LayerShape
 
 
 def add(layer: torch.nn.Module, name: str, parameter: torch.nn.Parameter) -> None:
+    parameter.aloft_key = name  # type: ignore[attr-defined]
     layer.register_parameter(name, parameter)
+
+
+class Unsigned:
+    """Of storages whose scales are positive."""
+
+    signed_scales = False
 
 
 def weight(shape: LayerShape, dtype: torch.dtype = torch.int8) -> torch.nn.Parameter:
