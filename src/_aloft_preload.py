@@ -65,8 +65,15 @@ def preload() -> None:
 def _leave() -> None:
     """Spares a program with vLLM in it one of the collector's walks over its million objects: a second of its exit.
 
-    The walk after the modules are gone stays: were the objects still frozen, nanobind would report leaks.
+    The walk after the modules are gone stays: were the objects still frozen, nanobind would report leaks. A server
+    that was asked to end and has done so leaves without any.
     """
+    parent = sys.modules.get("aloft.runner.parent")
+    status = parent.status_of_ended_server() if parent is not None else None
+    if status is not None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
     if "vllm" in sys.modules:
         gc.disable()
         gc.unfreeze()

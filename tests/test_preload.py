@@ -102,19 +102,17 @@ def test_loads_nothing_but_the_standard_library() -> None:
 
 
 def test_costs_little() -> None:
-    """Processor time of starting Python with the libraries mapped, over the same without: 1.5 ms measured; libstdc++,
-    which torch maps anyway, is most of it. The least of many runs, since the machine may be busy."""
-
-    def best_ms(choice: str) -> float:
-        times = []
-        for _ in range(12):
+    """Processor time of starting Python with the libraries mapped, over the same without: 1.5 ms measured, of 15;
+    libstdc++, which torch maps anyway, is most of it. The least of many runs in turns, as a share of what Python
+    itself takes: the machine may be busy, or slow."""
+    times: dict[str, list[float]] = {"virtual": [], "cann": []}
+    for _ in range(20):
+        for choice, taken in times.items():
             before = resource.getrusage(resource.RUSAGE_CHILDREN)
             _python("pass", ALOFT_RUNTIME=choice)
             after = resource.getrusage(resource.RUSAGE_CHILDREN)
-            times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-        return min(times) * 1e3
-
-    assert best_ms("virtual") - best_ms("cann") < 6
+            taken.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert min(times["virtual"]) / min(times["cann"]) < 1.5, times
 
 
 @pytest.mark.parametrize(("module", "walks"), [("vllm", False), ("other", True)])

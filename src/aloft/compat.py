@@ -6,6 +6,7 @@ once what has moved. No module of aloft patches vLLM.
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 from importlib import metadata
 
@@ -76,6 +77,7 @@ TOUCHED: dict[str, str] = {
     "vllm.distributed.parallel_state:destroy_distributed_environment": "groups of size one, at exit",
     "vllm.v1.engine.core_client:SyncMPClient.get_output": "where a program waits for an engine; its outputs_queue",
     "vllm.v1.engine.exceptions:EngineDeadError": "what a program gets that waits for a dead engine",
+    "vllm.entrypoints.launchers.launcher:serve_http": "its shutdown_event: the server was asked to end by a signal",
     "vllm.entrypoints.launchers.api_server.entry:run_server": "tells a server's process from a user's program",
     "vllm.utils.torch_utils:set_random_seed": "engine seed",
     "vllm.config.kernel:IrOpPriorityConfig": "choice of IR implementations",
@@ -119,3 +121,15 @@ def report_dead_engine(client: object) -> None:
     from vllm.v1.engine.exceptions import EngineDeadError
 
     client.outputs_queue.put_nowait(EngineDeadError())  # type: ignore[attr-defined]
+
+
+def shutdown_event(runner: object) -> asyncio.Event | None:
+    """What vLLM's server, run by this ``asyncio.Runner``, sets when a signal asks it to end; None before it serves."""
+    if not isinstance(runner, asyncio.Runner):
+        return None
+    for task in asyncio.all_tasks(runner.get_loop()):
+        frame = getattr(task.get_coro(), "cr_frame", None)
+        event = frame.f_locals.get("shutdown_event") if frame is not None else None
+        if isinstance(event, asyncio.Event):
+            return event
+    return None

@@ -81,6 +81,8 @@ def test_asks_one_question_and_ends_on_interrupt(tmp_path: Path, mode: str) -> N
         assert process.wait(10) == 0
         assert time.monotonic() - started < 5
         assert all(gone(pid) for pid in note["pids"]), "server and engine end with the command"
+        assert (note["shared_memory"] is not None) == (mode == "stubborn")
+        assert not Path("/dev/shm", note["shared_memory"] or "none").exists(), "a killed server's is removed"
 
 
 def test_no_ask(tmp_path: Path) -> None:

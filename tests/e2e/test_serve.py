@@ -173,6 +173,20 @@ def test_interrupt_ends_everything_in_time(server: Server) -> None:
     assert "nanobind" not in output and "started   in" in output, output
 
 
+def test_interrupt_of_vllm_serve_is_no_failure(folder: Path) -> None:
+    server = Server(folder, *ARGUMENTS, wrapped=False)
+    try:
+        assert server.complete().status_code == 200
+        processes = server.tree()
+        files = shared_memory(processes)
+        interrupt(server)
+        assert ended(processes, 5) == [], server.output()
+        assert server.process.wait() == 0, server.output()
+        assert [file for file in files if file.exists()] == []
+    finally:
+        server.stop()
+
+
 @pytest.mark.parametrize("victim", ["api server", "engine"])
 def test_killed_process_takes_the_others_along(folder: Path, victim: str) -> None:
     server = Server(folder, *ARGUMENTS, wrapped=False)
@@ -184,6 +198,7 @@ def test_killed_process_takes_the_others_along(folder: Path, victim: str) -> Non
         target = psutil.Process(server.process.pid) if victim == "api server" else engine
         target.send_signal(signal.SIGKILL)
         assert ended(processes, 10) == [], server.output()
+        assert server.process.wait() == (-signal.SIGKILL if victim == "api server" else 70)
         assert [file for file in files if file.exists()] == []
     finally:
         server.stop()

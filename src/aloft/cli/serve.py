@@ -25,6 +25,7 @@ from aloft.runtime.choice import device_line
 QUESTION = "What is the capital of France?"
 # From an interrupt until the whole process group is killed; a user waits at most 5 s for Ctrl-C.
 GRACE_S = 3.0
+TRACKER_S = 1.0
 _PR_SET_PDEATHSIG = 1
 _ENGINE = "VLLM::Engine"
 
@@ -134,14 +135,32 @@ def require_folder(model: Path) -> None:
 
 def end(server: subprocess.Popen[bytes]) -> None:
     """End the server and everything in its session: interrupt, wait `GRACE_S`, kill."""
+    started = []
     if server.poll() is None:
+        started = psutil.Process(server.pid).children(recursive=True)
         server.send_signal(signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
             server.wait(GRACE_S)
+    # Python's resource trackers end when what they track for has ended, and remove its shared memory then.
+    trackers = [process for process in started if _is_tracker(process)]
+    if trackers:
+        server.kill()
+        for process in started:
+            if process not in trackers:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+        psutil.wait_procs(trackers, TRACKER_S)
     # Its engine processes share its process group, and may outlive it.
     with contextlib.suppress(ProcessLookupError):
         os.killpg(server.pid, signal.SIGKILL)
     server.wait()
+
+
+def _is_tracker(process: psutil.Process) -> bool:
+    try:
+        return "multiprocessing.resource_tracker" in " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return False
 
 
 class _Interrupt:

@@ -3,11 +3,13 @@
 An engine process waits for the end of the process that started it. A program that waits for an engine process which
 was killed gets vLLM's EngineDeadError: its synchronous client would wait for the answer for ever. An API server ends
 by itself then, but waits for its open connections and reports success: it is ended after `_SERVER_SECONDS`, and its
-status says that it failed.
+status says that it failed. vLLM kills its engines when a server is asked to end (Ctrl-C): no failure, and the server
+leaves without taking Python apart.
 """
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import logging
 import multiprocessing
@@ -26,13 +28,15 @@ logger = logging.getLogger("vllm.aloft.parent")
 
 _EXIT_CODE = 70
 _POLL_SECONDS = 1.0
-_PAUSE_SECONDS = 0.2
+_PAUSE_SECONDS = 0.1
 _ENGINE = "EngineCore"
 _SERVER_SECONDS = 5.0
 _WAITS_IN = ("vllm.v1.engine.core_client", "get_output")  # module, function
 _SERVES_IN = ("uvloop", "run")
+_LOOPS_IN = ("asyncio.runners", "run")
 _SERVER = "vllm.entrypoints.launchers.api_server.entry"
 _started: set[str] = set()
+_asked: asyncio.Event | None = None  # set when this process, a server, is asked to end by a signal
 _orphaned = threading.Event()  # this process is a server without its engine
 
 
@@ -93,17 +97,23 @@ def _exit_after(parent: BaseProcess) -> None:
 
 
 def _release_after_engines() -> None:
+    global _asked
     engines: set[BaseProcess] = set()
     failed: list[BaseProcess] = []
     served, deadline = False, float("inf")
     while True:
         engines.update(child for child in multiprocessing.active_children() if child.name.startswith(_ENGINE))
         alive = [child.sentinel for child in engines if child.exitcode is None]
+        # a server's event is found soon after it is there: once the loop is gone nobody can tell an interrupt any more
+        pause = _PAUSE_SECONDS if failed or (served and _asked is None) else _POLL_SECONDS
         if failed or not alive:
-            time.sleep(_PAUSE_SECONDS if failed else _POLL_SECONDS)
+            time.sleep(pause)
         else:
-            wait(alive, timeout=_POLL_SECONDS)
+            wait(alive, timeout=pause)
         served = served or (_SERVER in sys.modules and _main_thread_in(_SERVES_IN) is not None)
+        if served and _asked is None:
+            loop = _main_thread_in(_LOOPS_IN)
+            _asked = compat.shutdown_event(loop.f_locals.get("self")) if loop is not None else None
         failed = [child for child in engines if child.exitcode]
         client = _waiting_client() if failed else None
         if client is not None:
@@ -111,7 +121,7 @@ def _release_after_engines() -> None:
             compat.report_dead_engine(client)
             engines.difference_update(failed)
             failed = []
-        elif failed and served:
+        elif failed and served and not (_asked is not None and _asked.is_set()):
             _orphaned.set()
             deadline = min(deadline, time.monotonic() + _SERVER_SECONDS)
             if time.monotonic() > deadline:
@@ -124,6 +134,14 @@ def _leave_at_once() -> None:
     if _orphaned.is_set():
         logging.shutdown()
         os._exit(_EXIT_CODE)
+
+
+def status_of_ended_server() -> int | None:
+    """The exit status of a server that was asked to end and has done so, all of Python's exit handlers included; None
+    where this process is none, or something else went wrong. What is left, taking Python apart, needs 3 s or more."""
+    if _asked is None or not _asked.is_set() or hasattr(sys, "last_value"):
+        return None
+    return 0
 
 
 def _waiting_client() -> object | None:

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from multiprocessing import shared_memory
 
 ANSWER = ["The capital", " of France", " is Paris."]
 MODE = os.environ.get("FAKE_MODE", "")
@@ -58,6 +59,8 @@ def main() -> None:
     engine = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(120)"])
     offline = {name: os.environ.get(name) for name in ("HF_HUB_OFFLINE", "VLLM_NO_USAGE_STATS")}
     note = {"model": known.model, "rest": rest, "offline": offline, "pids": [os.getpid(), engine.pid]}
+    memory = shared_memory.SharedMemory(create=True, size=4096) if MODE == "stubborn" else None
+    note["shared_memory"] = memory and memory.name
     with open(os.environ["FAKE_LOG"], "w") as file:
         json.dump(note, file)
     if MODE == "crash":
