@@ -57,6 +57,8 @@ TOUCHED: dict[str, str] = {
     "vllm.logprobs:FlatLogprobs": "prompt log-probabilities of aloft eval",
     "vllm.model_executor.layers.attention_layer_base:AttentionLayerBase": "layers that own a KV cache",
     "vllm.model_executor.model_loader:get_model": "model construction and loading",
+    "vllm.model_executor.model_loader:register_model_loader": "loading of GGUF files",
+    "vllm.model_executor.model_loader.default_loader:DefaultModelLoader.get_all_weights": "loading of GGUF files",
     "vllm.model_executor.models.llama:LlamaDecoderLayer": "layers the fused operators stand for, with these two",
     "vllm.model_executor.models.llama:LlamaAttention": "see LlamaDecoderLayer",
     "vllm.model_executor.models.llama:LlamaMLP": "see LlamaDecoderLayer",

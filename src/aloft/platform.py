@@ -204,9 +204,11 @@ class AloftPlatform(Platform):
 
     @classmethod
     def pre_register_and_update(cls, parser: FlexibleArgumentParser | None = None) -> None:
-        from aloft import plugin
+        from aloft import plugin, quantization
 
         plugin.general()
+        if parser is not None:
+            quantization.accept_files(parser)
 
     @classmethod
     def apply_config_platform_defaults(cls, vllm_config: VllmConfig) -> None:

@@ -177,8 +177,8 @@ def test_package_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
 
 
 def test_unexpected_tensor() -> None:
-    with pytest.raises(UserError, match=r"blk\.0\.attn_sinks\.weight"):
-        demo_model._target_name("blk.0.attn_sinks.weight")
+    with pytest.raises(ValueError, match=r"blk\.0\.attn_sinks\.weight"):
+        demo_model.checkpoint_name("blk.0.attn_sinks.weight")
 
 
 def test_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

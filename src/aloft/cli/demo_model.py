@@ -11,7 +11,6 @@ import fcntl
 import hashlib
 import importlib.util
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -19,7 +18,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aloft.cache import cache_folder
 from aloft.cli.errors import UserError
+from aloft.quantization.gguf.names import checkpoint_name, head_kind, unpermute
 
 if TYPE_CHECKING:
     import numpy
@@ -32,25 +33,6 @@ GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 MANIFEST = "aloft.json"
 _GGUF_CONTROL_TOKEN = 3
-
-# GGUF tensor name below "blk.N." -> name below "model.layers.N.", and whether its rows are permuted for rope.
-_LAYER_NAMES = {
-    "attn_norm": ("input_layernorm", False),
-    "attn_q": ("self_attn.q_proj", True),
-    "attn_k": ("self_attn.k_proj", True),
-    "attn_v": ("self_attn.v_proj", False),
-    "attn_output": ("self_attn.o_proj", False),
-    "ffn_norm": ("post_attention_layernorm", False),
-    "ffn_gate": ("mlp.gate_proj", False),
-    "ffn_up": ("mlp.up_proj", False),
-    "ffn_down": ("mlp.down_proj", False),
-}
-
-
-def cache_folder() -> Path:
-    """Where aloft keeps what it makes: `$XDG_CACHE_HOME/aloft`, else `~/.cache/aloft`."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(base) / "aloft"
 
 
 def ensure(target: Path | None = None) -> Path:
@@ -232,43 +214,16 @@ def _write_weights(reader: Any, config: dict[str, Any], path: Path) -> None:
     for tensor in reader.tensors:
         # The reader lists dimensions fastest first; the data is row-major with the last of them outermost.
         values = dequantize(tensor.data, tensor.tensor_type).reshape(tuple(int(n) for n in reversed(tensor.shape)))
-        name, head_kind = _target_name(tensor.name)
-        if head_kind:
-            values = unpermute(values, heads[head_kind])
+        kind = head_kind(tensor.name)
+        if kind:
+            values = unpermute(values, heads[kind])
         bits = to_bfloat16(values)
         kept.append(bits)
-        tensors[name] = TensorSpec(
+        tensors[checkpoint_name(tensor.name)] = TensorSpec(
             dtype="bfloat16", shape=list(bits.shape), data_ptr=bits.ctypes.data, data_len=bits.nbytes
         )
     serialize_file(tensors, str(path), {"format": "pt"})
     path.chmod(0o644)  # the library makes it private; config.json beside it is not
-
-
-def _target_name(name: str) -> tuple[str, str]:
-    """Hugging Face name of a GGUF tensor, and its kind where rows are permuted for rope (else "")."""
-    if name == "token_embd.weight":
-        return "model.embed_tokens.weight", ""
-    if name == "output_norm.weight":
-        return "model.norm.weight", ""
-    prefix, layer, kind, suffix = name.split(".")
-    if prefix != "blk" or suffix != "weight" or kind not in _LAYER_NAMES:
-        raise UserError(f"unexpected tensor {name!r} in the GGUF file")
-    target, permuted = _LAYER_NAMES[kind]
-    return f"model.layers.{layer}.{target}.weight", kind if permuted else ""
-
-
-def unpermute(weight: numpy.ndarray, num_heads: int) -> numpy.ndarray:
-    """Undo GGUF's row order for interleaved rope.
-
-    Args:
-        weight: `[num_heads * head_dim, in_features]`, rows of a head ordered (0, d/2, 1, d/2 + 1, ...).
-
-    Returns:
-        The same shape, rows of a head ordered 0 .. d-1.
-    """
-    rows, columns = weight.shape
-    half = rows // num_heads // 2
-    return weight.reshape(num_heads, half, 2, columns).swapaxes(1, 2).reshape(rows, columns)
 
 
 def to_bfloat16(values: numpy.ndarray) -> numpy.ndarray:

@@ -13,7 +13,7 @@ from typing import Any
 
 from aloft.cli.errors import UserError
 from aloft.cli.reason import told
-from aloft.cli.serve import require_folder
+from aloft.cli.serve import require_folder, served_folder
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ def evaluate(model: Path, settings: EvalSettings) -> int:
     from aloft.evaluation.compare import compare, summary
     from aloft.evaluation.scores import Scores
 
+    model = Path(served_folder(str(model)))
     require_folder(model)
     if settings.reference is not None and not settings.reference.is_file():
         require_folder(settings.reference)

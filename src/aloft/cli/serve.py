@@ -47,6 +47,10 @@ def serve(model: str | None, host: str, port: int, arguments: list[str], ask: bo
     """
     check_port(host, port)
     if model is not None:
+        folder = served_folder(model)
+        if folder != model:
+            arguments = _named(model, arguments)
+        model = folder
         check_model(model)
     flags.check(arguments)
     try:
@@ -57,8 +61,7 @@ def serve(model: str | None, host: str, port: int, arguments: list[str], ask: bo
         from aloft.cli.demo_model import NAME, ensure
 
         model = str(ensure())
-        if not any(argument.split("=")[0] == "--served-model-name" for argument in arguments):
-            arguments = ["--served-model-name", NAME, *arguments]
+        arguments = _named(NAME, arguments)
     command = [
         *(sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", model),
         *("--host", host, "--port", str(port), *arguments),
@@ -99,6 +102,23 @@ def serve(model: str | None, host: str, port: int, arguments: list[str], ask: bo
         if said:
             print(f"aloft: {said}", file=sys.stderr)
     return status if status >= 0 else 1
+
+
+def served_folder(model: str) -> str:
+    """The folder vLLM is given for a GGUF file; any other model as it is."""
+    from aloft.quantization.gguf.folder import model_folder
+
+    try:
+        return model_folder(model)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
+def _named(name: str, arguments: list[str]) -> list[str]:
+    """The arguments, with this name for requests unless they give one."""
+    if any(argument.split("=")[0] == "--served-model-name" for argument in arguments):
+        return arguments
+    return ["--served-model-name", name, *arguments]
 
 
 def check_port(host: str, port: int) -> None:

@@ -6,24 +6,28 @@ its method class. ``register`` tells vLLM, through its own registry of quantizat
 
 from __future__ import annotations
 
+import argparse
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 #: load formats of vLLM's default loader, which knows the option
-_TRACKED = ("auto", "hf", "safetensors", "pt")
+_TRACKED = ("auto", "hf", "safetensors", "pt", "gguf")
 
 
 def register() -> None:
     """Registers a config for every name a user may give; a second call in the same process does nothing new."""
     from vllm.model_executor.layers.quantization import register_quantization_config
+    from vllm.model_executor.model_loader import register_model_loader
 
     from aloft.quantization.config import CONFIGS
+    from aloft.quantization.gguf.loader import LOAD_FORMAT, GgufLoader
 
     for cls in CONFIGS:
         for name in (cls.NAME, *cls.ALIASES):
             register_quantization_config(name)(cls)
+    register_model_loader(LOAD_FORMAT)(GgufLoader)
 
 
 def names() -> list[str]:
@@ -34,18 +38,42 @@ def names() -> list[str]:
 
 
 def detect(vllm_config: VllmConfig) -> None:
-    """Finds a ModelSlim checkpoint that nobody named, and builds its config as vLLM would have.
+    """Finds a ModelSlim or GGUF checkpoint that nobody named, and builds its config as vLLM would have.
 
     Raises:
         ValueError: the checkpoint's description is wrong, or ``config.json`` names another format beside it.
     """
+    from aloft.quantization import gguf
     from aloft.quantization.formats import modelslim
 
-    model = vllm_config.model_config
-    if model is None or model.quantization is not None or modelslim.find(model.model, model.revision) is None:
+    model, load = vllm_config.model_config, vllm_config.load_config
+    if model is None:
         return
-    model.quantization = "ascend"  # type: ignore[assignment]
-    vllm_config.quant_config = vllm_config.get_quantization_config(model, vllm_config.load_config)
+    if model.quantization is None:
+        if modelslim.find(model.model, model.revision) is not None:
+            model.quantization = "ascend"  # type: ignore[assignment]
+        elif gguf.find(model.model) is not None:
+            model.quantization = "gguf"  # type: ignore[assignment]
+        else:
+            return
+        vllm_config.quant_config = vllm_config.get_quantization_config(model, load)
+    if model.quantization == "gguf" and load.load_format == "auto":
+        load.load_format = "gguf"  # type: ignore[assignment]
+
+
+def accept_files(parser: argparse.ArgumentParser) -> None:
+    """Lets vLLM's command line take a GGUF file, or a folder of nothing else, for a model."""
+    from aloft.quantization.gguf.folder import model_folder
+
+    def model(value: str) -> str:
+        try:
+            return model_folder(value)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    for action in parser._actions:  # argparse has no public way to an argument that is there
+        if action.dest in ("model", "model_tag"):
+            action.type = model
 
 
 def require_all_weights(vllm_config: VllmConfig) -> None:

@@ -15,11 +15,13 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, 
 from vllm.model_executor.models.utils import WeightsMapper
 
 from aloft import config as settings
-from aloft.quantization import registry
+from aloft.quantization import gguf, registry
 from aloft.quantization.description import Description, LayerScheme, shard_names
 from aloft.quantization.formats import modelslim
 from aloft.quantization.formats.compressed_tensors import CompressedTensors
+from aloft.quantization.formats.gguf import Gguf
 from aloft.quantization.formats.grouped import Awq, Gptq
+from aloft.quantization.gguf import index
 from aloft.quantization.linear import AloftQuantizedLinearMethod
 
 
@@ -99,19 +101,9 @@ class AloftQuantizationConfig(QuantizationConfig):
                 return cls(described, prefix)
             return AloftQuantizedLinearMethod(described, cls(nz=_nz_wanted()), prefix)  # type: ignore[return-value]
         if isinstance(layer, VocabParallelEmbedding):
-            described = description.embedding(prefix)
-            return (
-                None
-                if described is None
-                else registry.method(described.name, registry.EMBEDDING, prefix)(described, prefix)
-            )
+            return _other(description.embedding(prefix), registry.EMBEDDING, prefix)
         if isinstance(layer, Attention):
-            described = description.kv_cache(prefix)
-            return (
-                None
-                if described is None
-                else registry.method(described.name, registry.KV_CACHE, prefix)(described, prefix)
-            )
+            return _other(description.kv_cache(prefix), registry.KV_CACHE, prefix)
         if isinstance(layer, RoutedExperts):
             raise ValueError(f"{prefix}: aloft does not serve quantized experts yet.")
         return None
@@ -163,7 +155,28 @@ class GptqConfig(AloftQuantizationConfig):
         return Gptq(config)
 
 
-CONFIGS: tuple[type[AloftQuantizationConfig], ...] = (ModelSlimConfig, CompressedTensorsConfig, AwqConfig, GptqConfig)
+class GgufConfig(AloftQuantizationConfig):
+    """GGUF files say it themselves, tensor by tensor."""
+
+    NAME = "gguf"
+
+    def maybe_update_config(self, model_name: str, hf_config: Any = None, revision: str | None = None) -> None:
+        file = gguf.find(model_name)
+        if file is None:
+            found = f"a {modelslim.FILE} (--quantization ascend)" if modelslim.find(model_name, revision) else "none"
+            raise ValueError(
+                f"--quantization gguf needs one GGUF file and no other weights in {model_name}; found: {found}."
+            )
+        self.description = Gguf(index.read(file))
+
+
+CONFIGS: tuple[type[AloftQuantizationConfig], ...] = (
+    ModelSlimConfig,
+    CompressedTensorsConfig,
+    AwqConfig,
+    GptqConfig,
+    GgufConfig,
+)
 
 
 def _other(described: LayerScheme | None, kind: str, prefix: str) -> Any:
