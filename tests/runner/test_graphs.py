@@ -101,7 +101,7 @@ def test_a_closed_graph_fetches_its_inputs_and_leaves_its_tokens():
         [2], 4, 16, DeviceLengths, lambda size: SimpleNamespace(words=words[:size]), run, lambda _: stage
     )
     open_, closed, sampled = made.find(2, True), made.find(2, True, closed=True), made.find(1, False, closed=True)
-    assert len(made.graphs) == 3 and open_.stage is None and sampled.results_of(1) is None
+    assert len(made.graphs) == 3 and open_.stage is None and sampled.results is None
     for tokens in ([3, 1], [0, 4]):
         stage.words[:] = torch.tensor(tokens)
         closed.replay(SimpleNamespace(lengths=np.zeros(2)))

@@ -73,9 +73,10 @@ class DecodeGraph:
         self.attention.prepare(inputs.lengths)
         self.graph.replay()
 
-    def results_of(self, num_rows: int) -> np.ndarray | None:
-        """int32 ``[num_rows]``: the tokens the last replay of a closed graph has left, once it is over."""
-        return None if self.results_read is None else self.results_read[:num_rows].copy()
+    def results_of(self, num_rows: int) -> np.ndarray:
+        """int32 ``[num_rows]``: the tokens the last replay of a graph with ``results`` has left, once it is over."""
+        assert self.results_read is not None
+        return self.results_read[:num_rows].copy()
 
 
 class DecodeGraphs:

@@ -261,9 +261,8 @@ class ModelRunner:
         output.prompt_logprobs_dict = self._prompt_logprobs(executed)
         graph = executed.graph
         if graph is not None and executed.logits is not None and grammar_output is None:
-            values = graph.results_of(executed.inputs.num_reqs)
-            if values is not None and self.stream.query():
-                return self._known(executed, output, values)
+            if graph.results is not None and self.stream.query():  # asked before they are read
+                return self._known(executed, output, graph.results_of(executed.inputs.num_reqs))
         return self._sampled(executed, output, grammar_output)
 
     def _known(self, executed: _Executed, output: ModelRunnerOutput, values: np.ndarray) -> ModelRunnerOutput:
