@@ -259,10 +259,10 @@ class ModelRunner:
             self.names = self.batch.req_ids.copy(), self.batch.req_id_to_index.copy()
         output = ModelRunnerOutput(*self.names)
         output.prompt_logprobs_dict = self._prompt_logprobs(executed)
-        graph = executed.graph
-        if graph is not None and executed.logits is not None and grammar_output is None:
-            if graph.results is not None and self.stream.query():  # asked before they are read
-                return self._known(executed, output, graph.results_of(executed.inputs.num_reqs))
+        plain = executed.logits is not None and grammar_output is None
+        graph = executed.graph if plain else None
+        if graph is not None and graph.results is not None and self.stream.query():  # asked before they are read
+            return self._known(executed, output, graph.results_of(executed.inputs.num_reqs))
         return self._sampled(executed, output, grammar_output)
 
     def _known(self, executed: _Executed, output: ModelRunnerOutput, values: np.ndarray) -> ModelRunnerOutput:
