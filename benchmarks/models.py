@@ -21,6 +21,8 @@ NAMES = ("SmolLM2-135M", "Qwen3-0.6B-shape")
 VOCABULARY = {"SmolLM2-135M": 49_152, "Qwen3-0.6B-shape": 151_936}
 GGUF_PLAIN = ("bf16", "f16", "f32")
 SEED = 20_260
+# Part of the names of GGUF files: another one when `write_gguf` writes something else for a model.
+REVISION = {"SmolLM2-135M": "", "Qwen3-0.6B-shape": "-r2"}
 QWEN3_06B = {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
@@ -79,13 +81,13 @@ def gguf(name: str, kind: str) -> Path:
     def make(target: Path) -> None:
         write_gguf(source, target, kind, name)
 
-    return made(cache_folder() / f"{name}-{kind}.gguf", make)
+    return made(cache_folder() / f"{name}{REVISION[name]}-{kind}.gguf", make)
 
 
 def quantized(name: str, kind: str, quantize: Callable[[Path, Path, str], None]) -> Path:
     """The model as a quantized GGUF file (`q8_0`, `q4_0`), made by `quantize(source, target, kind)` where missing."""
     source = gguf(name, "f32")
-    return made(cache_folder() / f"{name}-{kind}.gguf", lambda target: quantize(source, target, kind))
+    return made(cache_folder() / f"{name}{REVISION[name]}-{kind}.gguf", lambda target: quantize(source, target, kind))
 
 
 def aloft_quantized(name: str, scheme: str) -> Path:

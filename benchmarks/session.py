@@ -81,7 +81,7 @@ class Sitting:
             worker.ask("end")
             warm = time.perf_counter() - warm
         except (workers.WorkerFailed, OSError) as error:
-            self.missing[name] = str(error)
+            self.missing[name] = " ".join(str(error).split())  # some engines' errors have many lines
             say(name, "cannot be measured:", error)
             worker.close()
             return
