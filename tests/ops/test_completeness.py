@@ -16,7 +16,7 @@ NAMED = [
     *("npu_fusion_attention", "npu_attention_update"),
     *("npu_top_k_top_p", "npu_format_cast"),
     *("paged_attention", "decode_attention", "attention_input", "mlp_block", "gated_matmul", "decoder_stack"),
-    "greedy_tokens",
+    *("greedy_tokens", "draw_tokens"),
     *("softmax", "log_softmax", "argmax", "topk", "sort", "cumsum", "index_select", "scatter"),
 ]
 

@@ -11,8 +11,15 @@ import pytest
 import torch
 import torch_npu  # noqa: F401
 
-from aloft.ops import decoder_layer, greedy
-from aloft.ops.contracts import attention_input, decoder_stack, gated_matmul, greedy_tokens, mlp_block
+from aloft.ops import decoder_layer, draw, greedy
+from aloft.ops.contracts import (
+    attention_input,
+    decoder_stack,
+    draw_tokens,
+    gated_matmul,
+    greedy_tokens,
+    mlp_block,
+)
 from aloft.ops.execute import as_outputs
 
 CONTRACTS = (attention_input.CONTRACT, decoder_stack.CONTRACT, gated_matmul.CONTRACT, mlp_block.CONTRACT)
@@ -112,6 +119,13 @@ def test_greedy_tokens_are_those_of_argmax() -> None:
         logits = case.args[0].to("npu")
         got, want = greedy.tokens(logits), greedy.composite(logits)
         assert got.dtype == want.dtype == torch.int32 and torch.equal(got.cpu(), want.cpu()), case.label
+
+
+def test_drawn_tokens_are_those_of_the_composite() -> None:
+    for case in draw_tokens.CONTRACT.cases():
+        operands = [argument.to("npu") for argument in case.args]
+        got, want = draw.tokens(*operands), draw.composite(*operands)
+        assert got.dtype == want.dtype == torch.int64 and torch.equal(got.cpu(), want.cpu()), case.label
 
 
 def test_ensure_defines_the_operators_where_nothing_else_does() -> None:

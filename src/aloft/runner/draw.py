@@ -12,6 +12,8 @@ import functools
 
 import torch
 
+from aloft.ops import draw as draw_ops
+
 _WIDEST = 512
 
 
@@ -27,29 +29,8 @@ def draw(probs: torch.Tensor, generators: dict[int, torch.Generator]) -> torch.T
         numbers.uniform_()
     for row, generator in generators.items():
         numbers[row].uniform_(generator=generator)
-    width = block_width(vocabulary)
-    blocks = probs.reshape(rows, -1, width)
-    block, left = _find(blocks.sum(-1), numbers, None)
-    inside = blocks.gather(1, block.view(rows, 1, 1).expand(rows, 1, width)).squeeze(1)
-    place, _ = _find(inside, numbers, left)
-    return block * width + place
-
-
-def _find(
-    weights: torch.Tensor, numbers: torch.Tensor, target: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where the running sum of ``weights`` ``[B, N]`` first exceeds the target, as int64 ``[B]``.
-
-    target: ``[B, 1]``; None is the number times the sum. Also returns what is left of the target before that place.
-    """
-    running = weights.cumsum(-1)
-    if target is None:
-        target = numbers * running[:, -1:]
-    # The sums are rounded: the target may lie beyond the last, and then the last place that has a weight is meant.
-    last = (running < running[:, -1:]).sum(-1, keepdim=True)
-    place = torch.minimum((running <= target).sum(-1, keepdim=True), last)
-    before = running.gather(1, place) - weights.gather(1, place)
-    return place.squeeze(1), (target - before).clamp_min(0)
+    sums = probs.reshape(rows, -1, block_width(vocabulary)).sum(-1)
+    return draw_ops.tokens(probs, sums, numbers)
 
 
 @functools.cache
