@@ -10,7 +10,7 @@ from engines import CLASSES, Kind
 # its own pages have left the address-translation tables. Under nested paging each may take 20 us when it is touched
 # after three seconds, 100 ms of aloft's first prefill.
 WARM_STEPS = 2  # of decoding, before each sample
-WARM_PREFILLS = 1  # of the same length, of other tokens
+WARM_PREFILLS = 2  # of the same length, of other tokens; behind the first, pages still come back for 10 ms of aloft's
 WARM_BATCH_LENGTH = 32  # tokens of each sequence, before a batch is taken in
 PREFILL_SAMPLES = 2  # of each turn
 
