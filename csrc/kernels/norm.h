@@ -26,6 +26,13 @@ struct RmsNormArgs {
 // device: fp16 normalises the rounded sum, and v * rstd is rounded before it meets gamma.
 ALOFT_KERNEL_API void rms_norm(const RmsNormArgs& args);
 
+// The same with work that takes the finished rows [begin, end) at once, in the thread that made them.
+struct RowsAfter {
+  void (*call)(void* context, int64_t begin, int64_t end) = nullptr;
+  void* context = nullptr;
+};
+ALOFT_KERNEL_API void rms_norm(const RmsNormArgs& args, RowsAfter after);
+
 struct LayerNormArgs {
   int64_t rows = 0, cols = 0;
   DType dtype = DType::F32;

@@ -52,8 +52,8 @@ inline void put_pair(bf16* to, __m512 a, __m512 b) { _mm512_storeu_si512(to, joi
 // Multiplying by one where a factor is absent changes nothing; adding zero would (-0), so the bias is asked for.
 template <class T, bool kBias>
 void store_floats(const QuantMatmul& q, int64_t row0, int64_t rows, int64_t n0, int64_t n, const int32_t* acc,
-                  const float* sums, int64_t width) {
-  T* out = static_cast<T*>(q.out) + row0 * q.out_stride + n0;
+                  const float* sums, int64_t width, const float* scales, const Target& target) {
+  T* out = static_cast<T*>(target.data);
   const __m512 one = _mm512_set1_ps(1.f);
   for (int64_t j = 0; j < n; j += 32) {
     __m512 scale[2] = {one, one}, bias[2];
@@ -62,7 +62,9 @@ void store_floats(const QuantMatmul& q, int64_t row0, int64_t rows, int64_t n0, 
     for (int h = 0; h < 2; ++h) {
       const int64_t at = n0 + j + 16 * h;
       const __mmask16 m = mask[h] = j + 16 * h < n ? first(n - j - 16 * h) : 0;
-      if (!sums && q.scale) scale[h] = q.scale_step ? _mm512_maskz_loadu_ps(m, q.scale + at) : _mm512_set1_ps(*q.scale);
+      if (!sums && scales) {
+        scale[h] = q.scale_step ? _mm512_maskz_loadu_ps(m, scales + j + 16 * h) : _mm512_set1_ps(*scales);
+      }
       integers[h] = q.integer_bias ? _mm512_maskz_loadu_epi32(m, q.integer_bias + at) : _mm512_setzero_si512();
       bias[h] = kBias ? _mm512_maskz_loadu_ps(m, q.bias + at) : _mm512_setzero_ps();
     }
@@ -79,7 +81,7 @@ void store_floats(const QuantMatmul& q, int64_t row0, int64_t rows, int64_t n0, 
         if (q.row_scale) f[h] = _mm512_mul_ps(f[h], _mm512_set1_ps(q.row_scale[row0 + r]));
         if (kBias) f[h] = _mm512_add_ps(f[h], bias[h]);
       }
-      T* to = out + r * q.out_stride + j;
+      T* to = out + r * target.stride + j;
       if (mask[1] == 0xffff) {
         put_pair(to, f[0], f[1]);
       } else {
@@ -91,21 +93,36 @@ void store_floats(const QuantMatmul& q, int64_t row0, int64_t rows, int64_t n0, 
 }
 
 void store(const QuantMatmul& q, int64_t row0, int64_t rows, int64_t n0, int64_t n, const int32_t* acc,
-           const float* sums, int64_t width) {
-  switch (q.out_dtype) {
+           const float* sums, int64_t width, const float* scale, const Target& to) {
+  const auto floats = [&](auto kind) {
+    using T = decltype(kind);
+    const auto run = q.bias ? store_floats<T, true> : store_floats<T, false>;
+    run(q, row0, rows, n0, n, acc, sums, width, scale, to);
+  };
+  switch (to.dtype) {
     case DType::BF16:
-      return (q.bias ? store_floats<bf16, true> : store_floats<bf16, false>)(q, row0, rows, n0, n, acc, sums, width);
+      return floats(bf16());
     case DType::F16:
-      return (q.bias ? store_floats<f16, true> : store_floats<f16, false>)(q, row0, rows, n0, n, acc, sums, width);
+      return floats(f16());
     case DType::F32:
-      return (q.bias ? store_floats<float, true> : store_floats<float, false>)(q, row0, rows, n0, n, acc, sums, width);
+      return floats(float());
     default:
-      return kFinishAvx2.store(q, row0, rows, n0, n, acc, sums, width);
+      return kFinishAvx2.store(q, row0, rows, n0, n, acc, sums, width, scale, to);
+  }
+}
+
+// The floats in the low halves of int64.
+void widen(DType type, const void* from, int64_t n, float* to) {
+  if (type != DType::I64) return kFinishAvx2.widen(type, from, n, to);
+  const int64_t* p = static_cast<const int64_t*>(from);
+  for (int64_t i = 0; i < n; i += 8) {
+    const __mmask8 m = static_cast<__mmask8>(first(n - i));
+    _mm256_mask_storeu_ps(to + i, m, _mm256_castsi256_ps(_mm512_cvtepi64_epi32(_mm512_maskz_loadu_epi64(m, p + i))));
   }
 }
 
 }  // namespace
 
-const Finish kFinishAvx512 = {combine, store};
+const Finish kFinishAvx512 = {combine, store, widen};
 
 }  // namespace aloft::quant_detail

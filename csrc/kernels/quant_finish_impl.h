@@ -43,17 +43,16 @@ ALOFT_INLINE void store_some(T* p, f32x8 v, int64_t n) {
   n == kLanes ? store(p, v) : store_tail(p, v, n);
 }
 
-void store_row(const QuantMatmul& q, int64_t row, int64_t n0, int64_t n, const int32_t* acc, const float* sums) {
-  const int64_t at = row * q.out_stride + n0;
+void store_row(const QuantMatmul& q, int64_t row, int64_t n0, int64_t n, const int32_t* acc, const float* sums,
+               const float* scale, DType type, void* to) {
   const int32_t* integers = q.integer_bias ? q.integer_bias + n0 : nullptr;
-  if (q.out_dtype == DType::I32) {
-    int32_t* out = static_cast<int32_t*>(q.out) + at;
+  if (type == DType::I32) {
+    int32_t* out = static_cast<int32_t*>(to);
     for (int64_t j = 0; j < n; ++j) {
       out[j] = static_cast<int32_t>(static_cast<uint32_t>(acc[j]) + static_cast<uint32_t>(integers ? integers[j] : 0));
     }
     return;
   }
-  const float* scale = !q.scale ? nullptr : q.scale + (q.scale_step ? n0 : 0);
   const float* bias = q.bias ? q.bias + n0 : nullptr;
   const int32_t* offset = q.out_offset ? q.out_offset + (q.out_offset_step ? n0 : 0) : nullptr;
   each_eight(n, [&](int64_t j, int64_t c) __attribute__((always_inline)) {
@@ -68,26 +67,52 @@ void store_row(const QuantMatmul& q, int64_t row, int64_t n0, int64_t n, const i
     }
     if (q.row_scale) f = f * splat(q.row_scale[row]);
     if (bias) f = f + load_some(bias + j, c);
-    switch (q.out_dtype) {
+    switch (type) {
       case DType::BF16:
-        return store_some(static_cast<bf16*>(q.out) + at + j, f, c);
+        return store_some(static_cast<bf16*>(to) + j, f, c);
       case DType::F16:
-        return store_some(static_cast<f16*>(q.out) + at + j, f, c);
+        return store_some(static_cast<f16*>(to) + j, f, c);
       case DType::I8: {
         f = vrint(f);
         if (offset) f = f + to_floats(q.out_offset_step ? load_ints(offset + j, c) : i32x8{} + *offset);
-        return put<QuantOut::I8>(static_cast<int8_t*>(q.out) + at, j, f, c);
+        return put<QuantOut::I8>(to, j, f, c);
       }
       default:
-        return store_some(static_cast<float*>(q.out) + at + j, f, c);
+        return store_some(static_cast<float*>(to) + j, f, c);
     }
   });
 }
 
 void store_rows(const QuantMatmul& q, int64_t row0, int64_t rows, int64_t n0, int64_t n, const int32_t* acc,
-                const float* sums, int64_t width) {
+                const float* sums, int64_t width, const float* scale, const Target& to) {
+  const bool four = to.dtype == DType::F32 || to.dtype == DType::I32;
+  const int64_t row_bytes = to.stride * (four ? 4 : to.dtype == DType::I8 ? 1 : 2);
   for (int64_t r = 0; r < rows; ++r) {
-    store_row(q, row0 + r, n0, n, acc + r * width, sums ? sums + r * width : nullptr);
+    store_row(q, row0 + r, n0, n, acc + r * width, sums ? sums + r * width : nullptr, scale, to.dtype,
+              static_cast<char*>(to.data) + r * row_bytes);
+  }
+}
+
+template <class T>
+void widen_row(const void* from, int64_t n, float* to) {
+  const T* p = static_cast<const T*>(from);
+  for (int64_t i = 0; i < n; i += kLanes) {
+    const int64_t c = n - i < kLanes ? n - i : kLanes;
+    store_some(to + i, load_some(p + i, c), c);
+  }
+}
+
+void widen_any(DType type, const void* from, int64_t n, float* to) {
+  switch (type) {
+    case DType::BF16:
+      return widen_row<bf16>(from, n, to);
+    case DType::F16:
+      return widen_row<f16>(from, n, to);
+    case DType::I64:
+      for (int64_t i = 0; i < n; ++i) std::memcpy(to + i, static_cast<const int64_t*>(from) + i, sizeof(float));
+      return;
+    default:
+      return widen_row<float>(from, n, to);
   }
 }
 

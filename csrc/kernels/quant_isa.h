@@ -38,14 +38,23 @@ const QuantTiles& amx_tiles();
 bool has_vnni();                     // what vnni_tiles and signed_pack512 need beyond Isa::Avx512
 const QuantTiles& signed_pack512();  // flip 0, k_align 4; for `pack` only
 
-// What follows the integer sums, eight columns at a time.
+// Where a block of results goes: its first element, elements between rows.
+struct Target {
+  void* data;
+  DType dtype;
+  int64_t stride;
+};
+
+// What follows the integer sums, eight columns at a time. `scale` is that of the block's first column.
 struct Finish {
   // sums[j] (+)= (float(acc[j]) - zero[j] * a_sum) * scale[j * step]
   void (*combine)(const int32_t* acc, const float* scale, int64_t step, const float* zero, float a_sum, float* sums,
                   bool first, int64_t n);
   // Columns [n0, n0 + n) of `rows` rows, from acc or (with groups) from sums, which have `width` values a row.
   void (*store)(const QuantMatmul& call, int64_t row0, int64_t rows, int64_t n0, int64_t n, const int32_t* acc,
-                const float* sums, int64_t width);
+                const float* sums, int64_t width, const float* scale, const Target& to);
+  // n values of a 16-bit float type, or the floats in the low halves of int64.
+  void (*widen)(DType type, const void* from, int64_t n, float* to);
 };
 extern const Finish kFinishAvx2, kFinishAvx512;
 

@@ -10,12 +10,16 @@
 
 #include <algorithm>
 #include <cstring>
+#include <stdexcept>
 
+#include "acl/dtype.h"
+#include "kernels/activation.h"
 #include "kernels/cpu.h"
 #include "kernels/parallel.h"
 #include "kernels/quant_finish_impl.h"
 #include "kernels/quant_isa.h"
 #include "kernels/quant_scratch.h"
+#include "kernels/upcoming.h"
 
 namespace aloft {
 namespace quant_detail {
@@ -50,7 +54,7 @@ const QuantTiles& tiles(int bits, int64_t rows) {
 }
 
 const Finish& finish() {
-  static const Finish portable = {combine_row, store_rows};
+  static const Finish portable = {combine_row, store_rows, widen_any};
 #if defined(__x86_64__)
   static const Finish& best = isa() >= Isa::Avx512 ? kFinishAvx512 : isa() >= Isa::Avx2 ? kFinishAvx2 : portable;
 #else
@@ -104,9 +108,14 @@ Left prepare(const QuantMatmul& c, const QuantTiles& t, int64_t group, int64_t g
   return left;
 }
 
+// A block of results. With a gate, `columns` of the first half and as many of the second.
 struct Block {
   int64_t row0, rows, n0, columns, width;
   int panels;
+  int parts;
+  int64_t half;  // columns from the first part to the second
+  int64_t all() const { return width * parts; }
+  int64_t first(int part) const { return n0 + part * half; }
 };
 
 struct Span {
@@ -124,47 +133,115 @@ Span next_weights(const QuantMatmul& c, const Block& b) {
   return {c.b.data + n0 / per / c.b.line * c.b.stride * c.b.line, c.k * c.b.line};
 }
 
+// The scales of a block's columns as floats.
+class Scales {
+ public:
+  Scales(const QuantMatmul& c, const Block& b, int64_t groups) : call_(c), block_(b) {
+    if (!c.scale || c.scale_dtype == DType::F32) return;
+    thread_local Scratch<float> converted;
+    const int64_t each = c.scale_step ? b.columns : 1;
+    float* to = converted.get(groups * b.parts * b.width);
+    converted_ = to;
+    for (int64_t g = 0; g < groups; ++g) {
+      for (int p = 0; p < b.parts; ++p, to += b.width) {
+        const int64_t at = c.scale_step ? g * c.n + b.first(p) : g;
+        finish().widen(c.scale_dtype, static_cast<const int64_t*>(c.scale) + at, each, to);
+      }
+    }
+  }
+  const float* of(int64_t group, int part) const {
+    if (converted_) return converted_ + (group * block_.parts + part) * block_.width;
+    if (!call_.scale) return nullptr;
+    return static_cast<const float*>(call_.scale) + (call_.scale_step ? group * call_.n + block_.first(part) : group);
+  }
+
+ private:
+  const QuantMatmul& call_;
+  const Block& block_;
+  const float* converted_ = nullptr;
+};
+
+// Rows [row, row + rows) of a block, from integer or float sums [rows, block.all()].
+void store(const QuantMatmul& c, const Block& b, const Scales& scales, int64_t row, int64_t rows, const int32_t* acc,
+           const float* sums) {
+  const int64_t width = b.all(), item = static_cast<int64_t>(dtype_size(c.out_dtype));
+  char* to = static_cast<char*>(c.out) + (row * c.out_stride + b.n0) * item;
+  if (b.parts == 1) {
+    return finish().store(c, row, rows, b.n0, b.columns, acc, sums, width, scales.of(0, 0),
+                          {to, c.out_dtype, c.out_stride});
+  }
+  thread_local Scratch<float> pairs;
+  constexpr int64_t kPair = 2 * kColumns;
+  float* pair = pairs.get(rows * kPair);
+  for (int64_t j = 0; j < b.columns; j += kColumns) {
+    for (int p = 0; p < 2; ++p) {
+      const int64_t at = p * b.width + j;
+      const float* scale = scales.of(0, p);
+      finish().store(c, row, rows, b.first(p) + j, kColumns, acc + at, sums ? sums + at : nullptr, width,
+                     scale ? scale + (c.scale_step ? j : 0) : nullptr, {pair + p * kColumns, DType::F32, kPair});
+    }
+    gated_sums(Activation::Silu, c.out_dtype, pair, rows, to + j * item, c.out_stride);
+  }
+}
+
 void run_block(const QuantMatmul& c, const QuantTiles& t, const Left& left, int64_t group, bool grouped,
                const Block& b) {
   thread_local Scratch<uint8_t> packed;
   thread_local Scratch<int32_t> accumulators;
   thread_local Scratch<float> float_sums;
-  const int64_t width = b.width;
+  const int64_t width = b.all();
   const int64_t longest = std::min(rounded_up(c.k, t.k_align), b.rows < 16 ? kShortRun : kLongRun);
   const int64_t run = grouped ? std::max<int64_t>(1, longest / group) * group : longest;
   const int64_t unit = grouped ? group : run;  // k values multiplied at a time
   const int64_t unit_bytes = rounded_up(unit, t.k_align) * kColumns;
   const int64_t panel_stride = unit_bytes * ((run + unit - 1) / unit);
-  uint8_t* weights = packed.get(panel_stride * b.panels);
+  const int panels = b.panels * b.parts;
+  uint8_t* weights = packed.get(panel_stride * panels);
   int32_t* acc = accumulators.get(b.rows * width);
   float* sums = grouped ? float_sums.get(b.rows * width) : nullptr;
+  const Scales scales(c, b, grouped ? (c.k + group - 1) / group : 1);
   const auto combine = [&](int64_t g) {
-    const float* scale = c.scale + (c.scale_step ? g * c.n + b.n0 : g);
-    const float* zero = c.zero ? c.zero + g * c.n + b.n0 : nullptr;
-    for (int64_t r = 0; r < b.rows; ++r) {
-      finish().combine(acc + r * width, scale, c.scale_step, zero, static_cast<float>(left.sums[g * c.m + b.row0 + r]),
-                       sums + r * width, g == 0, b.columns);
+    for (int p = 0; p < b.parts; ++p) {
+      const float *scale = scales.of(g, p), *zero = c.zero ? c.zero + g * c.n + b.first(p) : nullptr;
+      const int64_t at = p * b.width;
+      for (int64_t r = 0; r < b.rows; ++r) {
+        const float a_sum = static_cast<float>(left.sums[g * c.m + b.row0 + r]);
+        finish().combine(acc + r * width + at, scale, c.scale_step, zero, a_sum, sums + r * width + at, g == 0,
+                         b.columns);
+      }
     }
+  };
+  const auto pack = [&](int64_t k, int64_t length, uint8_t* to) {
+    for (int p = 0; p < b.parts; ++p) {
+      t.pack(c.b, c.n, b.first(p), b.panels, k, length, to + p * b.panels * panel_stride, panel_stride);
+    }
+  };
+  const auto direct = [&](int64_t k, int64_t g) {
+    bool done = true;
+    for (int p = 0; p < b.parts && done; ++p) {
+      done = t.direct(c.b, c.n, b.first(p), b.panels, k, std::min(group, c.k - k), left.rows + b.row0 * left.stride + k,
+                      left.stride, b.rows, left.sums + g * c.m + b.row0, acc + p * b.width, width);
+    }
+    return done;
   };
   bool done = false;
   if (t.direct && c.k > 0) {
     for (int64_t k = 0, g = 0; k < c.k; k += group, ++g) {
-      done = t.direct(c.b, c.n, b.n0, b.panels, k, std::min(group, c.k - k), left.rows + b.row0 * left.stride + k,
-                      left.stride, b.rows, left.sums + g * c.m + b.row0, acc, width);
+      done = direct(k, g);
       if (!done) break;
       if (grouped) combine(g);
     }
   }
   if (!done && !grouped && c.k > 0 && c.k <= run) {  // one packing: rows are finished while their sums are at hand
-    t.pack(c.b, c.n, b.n0, b.panels, 0, c.k, weights, panel_stride);
+    pack(0, c.k, weights);
     const Span ahead = next_weights(c, b);
     const int64_t share = ahead.bytes * kFinishedRows / b.rows / 64 * 64 + 64;
     for (int64_t r = 0; r < b.rows; r += kFinishedRows) {
       const int64_t rows = std::min(kFinishedRows, b.rows - r), at = r / kFinishedRows * share;
       for (int64_t i = at; i < std::min(ahead.bytes, at + share); i += 64) __builtin_prefetch(ahead.from + i, 0, 2);
-      t.multiply(left.rows + (b.row0 + r) * left.stride, left.stride, rows, weights, panel_stride, b.panels, c.k,
+      t.multiply(left.rows + (b.row0 + r) * left.stride, left.stride, rows, weights, panel_stride, panels, c.k,
                  left.start + b.row0 + r, acc, width, true);
-      finish().store(c, b.row0 + r, rows, b.n0, b.columns, acc, nullptr, width);
+      store(c, b, scales, b.row0 + r, rows, acc, nullptr);
     }
     return;
   }
@@ -173,31 +250,39 @@ void run_block(const QuantMatmul& c, const QuantTiles& t, const Left& left, int6
     int64_t at = 0;
     for (int64_t k = k0; k < end; k += unit, at += unit_bytes) {
       const int64_t length = std::min(unit, end - k), g = k / group;
-      t.pack(c.b, c.n, b.n0, b.panels, k, length, weights + at, panel_stride);
-      t.multiply(left.rows + b.row0 * left.stride + k, left.stride, b.rows, weights + at, panel_stride, b.panels,
-                 length, left.start + g * c.m + b.row0, acc, width, grouped || k == 0);
+      pack(k, length, weights + at);
+      t.multiply(left.rows + b.row0 * left.stride + k, left.stride, b.rows, weights + at, panel_stride, panels, length,
+                 left.start + g * c.m + b.row0, acc, width, grouped || k == 0);
       if (grouped) combine(g);
     }
   }
   if (c.k == 0) std::memset(acc, 0, sizeof(int32_t) * static_cast<size_t>(b.rows * width));
-  finish().store(c, b.row0, b.rows, b.n0, b.columns, acc, sums, width);
+  store(c, b, scales, b.row0, b.rows, acc, sums);
 }
 
-}  // namespace
-}  // namespace quant_detail
+int64_t block_columns(const QuantWeight& w) {
+  return w.bits == 4 && (w.layout == QuantLayout::Cols || w.layout == QuantLayout::Panels) ? 64 : 32;
+}
 
-void quant_matmul(const QuantMatmul& c) {
-  using namespace quant_detail;
+// Says what is about to be read, where it lies in one piece.
+void announce(const QuantMatmul& c) {
+  const bool panels = c.b.layout == QuantLayout::Panels, rows = c.b.layout == QuantLayout::Rows;
+  if (c.m > upcoming::kFewRows || !(panels || rows)) return upcoming::none();
+  const int64_t line = panels ? c.b.line : c.b.stride, values = panels ? line * 8 / c.b.bits : 1;
+  upcoming::reading(c.b.data, (c.n + values - 1) / values * (panels ? c.b.stride : 1) * line);
+}
+
+void multiply(const QuantMatmul& c, bool gated) {
   if (c.m == 0 || c.n == 0) return;
+  announce(c);
   const QuantTiles& t = tiles(c.b.bits, c.m);
   // A zero point or a second group goes the way of the groups.
   const bool grouped = c.group > 0 && (c.zero || c.group < c.k);
   const int64_t group = grouped ? c.group : std::max<int64_t>(1, c.k);
   const int64_t groups = std::max<int64_t>(1, (c.k + group - 1) / group);
   const Left left = prepare(c, t, group, groups);
-  const bool wide = c.b.bits == 4 && (c.b.layout == QuantLayout::Cols || c.b.layout == QuantLayout::Panels);
-  const int64_t columns = wide ? 64 : 32;
-  const int64_t column_blocks = (c.n + columns - 1) / columns;
+  const int64_t columns = block_columns(c.b), n = gated ? c.n / 2 : c.n, parts = gated ? 2 : 1;
+  const int64_t column_blocks = (n + columns - 1) / columns;
   int64_t row_blocks = (c.m + kMaxRows - 1) / kMaxRows;
   const int64_t wanted = 4 * num_threads();
   if (column_blocks * row_blocks < wanted && c.m >= 64) {
@@ -205,17 +290,30 @@ void quant_matmul(const QuantMatmul& c) {
   }
   const int64_t height = rounded_up((c.m + row_blocks - 1) / row_blocks, c.m >= 16 ? 16 : 1);
   row_blocks = (c.m + height - 1) / height;
-  const int64_t grain = std::max<int64_t>(1, kTaskWork / std::max<int64_t>(1, std::min(height, c.m) * columns * c.k));
+  const int64_t work = std::min(height, c.m) * columns * parts * c.k;
+  const int64_t grain = std::max<int64_t>(1, kTaskWork / std::max<int64_t>(1, work));
   parallel_for(row_blocks * column_blocks, grain, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       Block b;
       b.row0 = i / column_blocks * height, b.rows = std::min(height, c.m - b.row0);
-      b.n0 = i % column_blocks * columns, b.columns = std::min(columns, c.n - b.n0);
+      b.n0 = i % column_blocks * columns, b.columns = std::min(columns, n - b.n0);
       b.panels = static_cast<int>((b.columns + kColumns - 1) / kColumns);
-      b.width = columns;
+      b.width = columns, b.parts = static_cast<int>(parts), b.half = n;
       run_block(c, t, left, group, grouped, b);
     }
   });
+}
+
+}  // namespace
+}  // namespace quant_detail
+
+void quant_matmul(const QuantMatmul& c) { quant_detail::multiply(c, false); }
+
+int64_t quant_gate_columns(const QuantWeight& weight) { return quant_detail::block_columns(weight); }
+
+void quant_matmul_gated(const QuantMatmul& c) {
+  if (c.n % (2 * quant_gate_columns(c.b))) throw std::invalid_argument("the halves of a gated product's columns");
+  quant_detail::multiply(c, true);
 }
 
 void unpack_int4(const uint8_t* packed, int64_t count, int8_t* to) {

@@ -37,8 +37,8 @@ struct QuantMatmul {
   const int8_t* a = nullptr;  // [m, k]
   int64_t a_stride = 0;       // between rows
   QuantWeight b;
-  int64_t group = 0;             // values of k one scale covers, a multiple of 32; 0: all of them
-  const float* scale = nullptr;  // [groups, n] or, with scale_step 0, [groups]; null: ones
+  int64_t group = 0;            // values of k one scale covers, a multiple of 32; 0: all of them
+  const void* scale = nullptr;  // [groups, n] or, with scale_step 0, [groups]; null: ones
   int64_t scale_step = 1;
   const float* zero = nullptr;            // [groups, n], with groups only
   const int32_t* integer_bias = nullptr;  // [n], without groups only
@@ -48,10 +48,16 @@ struct QuantMatmul {
   int64_t out_offset_step = 0;            // 1: [n]
   DType out_dtype = DType::F32;           // F32, F16, BF16, I8, I32
   void* out = nullptr;
-  int64_t out_stride = 0;  // elements between rows
+  int64_t out_stride = 0;          // elements between rows
+  DType scale_dtype = DType::F32;  // or I64: the float in the low half (npu_trans_quant_param)
 };
 
 ALOFT_KERNEL_API void quant_matmul(const QuantMatmul& call);
+
+// out [m, n / 2] = silu(g) * u of the product [g, u], which is rounded to the output's float type first. For calls
+// without output quantisation whose n / 2 is a multiple of quant_gate_columns.
+ALOFT_KERNEL_API void quant_matmul_gated(const QuantMatmul& call);
+ALOFT_KERNEL_API int64_t quant_gate_columns(const QuantWeight& weight);
 
 // Two int4 values a byte -> int8, `count` values.
 ALOFT_KERNEL_API void unpack_int4(const uint8_t* packed, int64_t count, int8_t* to);

@@ -12,8 +12,9 @@ namespace aloft {
 namespace quant_detail {
 namespace {
 
-constexpr int64_t kRun = 512;           // values of k packed at a time
-constexpr int64_t kMaxRows = 256;       // rows that share one packing of the weights
+constexpr int64_t kRun = 512;      // values of k packed at a time
+constexpr int64_t kMaxRows = 256;  // rows that share one packing of the weights
+constexpr int64_t kBlockColumns = 64;
 constexpr int64_t kTaskWork = 1 << 16;  // multiply-adds below which a task is not worth handing out
 
 void multiply_portable(const float* a, int64_t a_stride, int64_t rows, const uint8_t* b, int64_t panel_stride,
@@ -93,10 +94,17 @@ void run_block(const WidenMatmul& c, const Left& left, int64_t group, int64_t ro
                        acc, width, k == k0);
     }
     k0 = end;
-    const int64_t at = c.scale_step ? g * c.n + n0 : g;
+    const int64_t at = c.scale_step ? g * c.n + n0 : g, each = c.scale_step ? columns : 1;
+    const auto factors = [&](const void* all, float* buffer) -> const float* {
+      if (!all || c.scale_dtype == DType::F32) return all ? static_cast<const float*>(all) + at : nullptr;
+      p.finish.widen(c.scale_dtype, static_cast<const uint16_t*>(all) + at, each, buffer);
+      return buffer;
+    };
+    float buffers[2][kBlockColumns];
+    const float *scale = factors(c.scale, buffers[0]), *zero = factors(c.zero, buffers[1]);
     for (int64_t r = 0; r < rows; ++r) {
-      p.finish.combine(acc + r * width, c.scale + at, c.zero ? c.zero + at : nullptr, c.scale_step,
-                       c.zero ? left.sums[g * c.m + row0 + r] : 0.f, sums + r * width, g == 0, columns);
+      p.finish.combine(acc + r * width, scale, zero, c.scale_step, zero ? left.sums[g * c.m + row0 + r] : 0.f,
+                       sums + r * width, g == 0, columns);
     }
   }
   if (c.k == 0) std::fill(sums, sums + rows * width, 0.f);
@@ -112,7 +120,7 @@ void widen_matmul(const WidenMatmul& c) {
   const int64_t group = c.group > 0 && c.group < c.k ? c.group : std::max<int64_t>(1, c.k);
   const int64_t groups = std::max<int64_t>(1, (c.k + group - 1) / group);
   const Left left = prepare(c, group, groups);
-  const int64_t columns = 64, column_blocks = (c.n + columns - 1) / columns;
+  const int64_t columns = kBlockColumns, column_blocks = (c.n + columns - 1) / columns;
   int64_t row_blocks = (c.m + kMaxRows - 1) / kMaxRows;
   const int64_t wanted = 4 * num_threads();
   if (column_blocks * row_blocks < wanted && c.m >= 44) {

@@ -14,9 +14,9 @@ struct WidenMatmul {
   const void* a = nullptr;      // [m, k]
   int64_t a_stride = 0;         // elements between rows
   QuantWeight b;
-  int64_t group = 0;             // values of k one scale covers, a multiple of 32; 0: all of them
-  const float* scale = nullptr;  // [groups, n], or with scale_step 0 [groups]
-  const float* zero = nullptr;   // as scale: added to the weights; null: 0
+  int64_t group = 0;            // values of k one scale covers, a multiple of 32; 0: all of them
+  const void* scale = nullptr;  // [groups, n], or with scale_step 0 [groups]
+  const void* zero = nullptr;   // as scale: added to the weights; null: 0
   int64_t scale_step = 1;
   const float* bias = nullptr;       // [n]
   DType out_dtype = DType::BF16;     // BF16, F16, F32 or I8
@@ -25,6 +25,7 @@ struct WidenMatmul {
   int64_t out_scale_step = 0;
   void* out = nullptr;
   int64_t out_stride = 0;
+  DType scale_dtype = DType::F32;  // of scale and zero: F32, BF16 or F16
 };
 
 ALOFT_KERNEL_API void widen_matmul(const WidenMatmul& call);

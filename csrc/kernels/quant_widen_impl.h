@@ -6,26 +6,6 @@
 namespace aloft::quant_detail {
 namespace {
 
-template <class T>
-void widen_row(const void* from, int64_t n, float* to) {
-  const T* p = static_cast<const T*>(from);
-  for (int64_t i = 0; i < n; i += kLanes) {
-    const int64_t c = n - i < kLanes ? n - i : kLanes;
-    store_some(to + i, load_some(p + i, c), c);
-  }
-}
-
-void widen_any(DType type, const void* from, int64_t n, float* to) {
-  switch (type) {
-    case DType::BF16:
-      return widen_row<bf16>(from, n, to);
-    case DType::F16:
-      return widen_row<f16>(from, n, to);
-    default:
-      return widen_row<float>(from, n, to);
-  }
-}
-
 float row_sum(const float* p, int64_t n) {
   f32x8 total = splat(0);
   for (int64_t i = 0; i < n; i += kLanes) total = total + load_some(p + i, n - i < kLanes ? n - i : kLanes);

@@ -13,7 +13,9 @@ namespace {
 const QuantizeKernels& kernels() {
   static const QuantizeKernels portable = ALOFT_QUANTIZE_KERNELS;
 #if defined(__x86_64__)
-  static const QuantizeKernels& best = isa() == Isa::Portable ? portable : kQuantizeKernelsAvx2;
+  static const QuantizeKernels best = isa() >= Isa::Avx512     ? quantize_kernels_avx512()
+                                      : isa() == Isa::Portable ? portable
+                                                               : kQuantizeKernelsAvx2;
 #else
   static const QuantizeKernels& best = portable;
 #endif
@@ -30,13 +32,15 @@ void quantize(const StaticQuantArgs& args) {
   parallel_for(args.rows, grain_of(args.cols), [&](int64_t begin, int64_t end) { kernel(args, begin, end); });
 }
 
+void dynamic_quant_rows(const DynamicQuantArgs& args, int64_t begin, int64_t end) {
+  static thread_local std::vector<float> row;
+  if (row.size() < static_cast<size_t>(args.cols)) row.resize(static_cast<size_t>(args.cols));
+  kernels().dynamic(args, begin, end, row.data());
+}
+
 void dynamic_quant(const DynamicQuantArgs& args) {
-  const auto kernel = kernels().dynamic;
-  parallel_for(args.rows, grain_of(args.cols), [&](int64_t begin, int64_t end) {
-    static thread_local std::vector<float> row;
-    if (row.size() < static_cast<size_t>(args.cols)) row.resize(static_cast<size_t>(args.cols));
-    kernel(args, begin, end, row.data());
-  });
+  const auto rows = [&](int64_t begin, int64_t end) { dynamic_quant_rows(args, begin, end); };
+  parallel_for(args.rows, grain_of(args.cols), rows);
 }
 
 float quantize_row_dynamic(const float* row, int64_t cols, QuantOut out, void* y) {

@@ -48,6 +48,8 @@ struct DynamicQuantArgs {
   float* offset = nullptr;  // [rows]; null: symmetric
 };
 ALOFT_KERNEL_API void dynamic_quant(const DynamicQuantArgs& args);
+// Rows [begin, end), in the calling thread.
+ALOFT_KERNEL_API void dynamic_quant_rows(const DynamicQuantArgs& args, int64_t begin, int64_t end);
 
 // One row that is in fp32 already, from the calling thread (the fused operators); `row` may be overwritten.
 ALOFT_KERNEL_API float quantize_row_dynamic(const float* row, int64_t cols, QuantOut out, void* y);

@@ -239,6 +239,7 @@ struct QuantizeKernels {
   void (*row_static)(const float*, int64_t, const float*, const float*, int64_t, bool, QuantOut, void*);
 };
 extern const QuantizeKernels kQuantizeKernelsAvx2;
+QuantizeKernels quantize_kernels_avx512();
 #define ALOFT_QUANTIZE_KERNELS {static_rows_any, dynamic_rows_any, row_dynamic, row_static}
 
 }  // namespace aloft

@@ -1,13 +1,10 @@
-// What the fused operators of a decoder layer share: argument checks, weights as the kernels take them, scratch.
+// What the fused operators of a decoder layer share: argument checks, scratch.
 #pragma once
 #include <ATen/core/Tensor.h>
 
 #include <optional>
 
 #include "acl/launch.h"
-#include "kernels/activation.h"
-#include "kernels/matmul.h"
-#include "kernels/norm.h"
 
 namespace aloft::fused {
 
@@ -20,25 +17,14 @@ DType dtype_of(const at::Tensor& t);
 // A matrix [rows, width] of the model's dtype, dense.
 void check_rows(const char* op, const char* name, const at::Tensor& t, const at::Tensor& like, int64_t rows,
                 int64_t width);
+// On the device of `like`.
+void check_device(const char* op, const char* name, const at::Tensor& t, const at::Tensor& like);
+// The same, and of its dtype.
+void check_like(const char* op, const char* name, const at::Tensor& t, const at::Tensor& like);
 // A dense vector [width] of the model's dtype, on the device of `like`.
 void check_vector(const char* op, const char* name, const at::Tensor& t, const at::Tensor& like, int64_t width);
+inline bool is_meta(const at::Tensor& t) { return t.device().type() == c10::DeviceType::Meta; }
 inline bool given(const Optional& t) { return t && t->defined(); }
-
-// y = x @ weight + bias, a weight [in, out] in FRACTAL_NZ or ND.
-struct Projection {
-  Operand weight;
-  int64_t in = 0, out = 0;
-  const void* bias = nullptr;
-  Element type = Element::F32;
-
-  // x [rows, in] and y [rows, out], both dense. y of `out` columns without bias where it is for matmul_gated.
-  Matmul call(int64_t rows, const void* x, void* y) const;
-  // y = x @ weight + bias
-  void operator()(int64_t rows, const void* x, void* y) const;
-};
-// Checks weight [in, out] (out < 0: any) and bias [out].
-Projection projection(const char* op, const char* name, const at::Tensor& weight, const Optional& bias,
-                      const at::Tensor& like, int64_t in, int64_t out = -1);
 
 inline char* shifted(const void* base, int64_t elements, DType dtype) {
   return static_cast<char*>(const_cast<void*>(base)) + elements * (dtype == DType::F32 ? 4 : 2);

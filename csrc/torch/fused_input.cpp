@@ -47,7 +47,7 @@ InputStage::InputStage(const InputArguments& a) {
   slots_ = a.key_cache.size(0) * q.block_size;
   TORCH_CHECK_VALUE(q.heads > 0, kName, ": num_heads must be positive, got ", q.heads);
   width_ = (q.heads + 2 * q.kv_heads) * q.d;
-  qkv_ = projection(kName, "qkv_weight", a.qkv_weight, a.qkv_bias, a.hidden, hidden_, width_);
+  qkv_ = Projection(kName, "qkv_weight", a.qkv_weight, a.qkv_bias, a.qkv, a.hidden, hidden_, width_);
   check_table("cos", a.cos, a.hidden, q.d), check_table("sin", a.sin, a.hidden, q.d);
   TORCH_CHECK_VALUE(a.cos.size(-1) == a.sin.size(-1), kName, ": cos ", a.cos.sizes(), " and sin ", a.sin.sizes(),
                     " differ");
@@ -75,13 +75,15 @@ InputStage::InputStage(const InputArguments& a) {
 }
 
 size_t InputStage::scratch_bytes() const {
-  return padded_bytes(rows_ * hidden_, norm_.dtype) + padded_bytes(rows_ * width_, norm_.dtype);
+  return padded_bytes(rows_ * hidden_, norm_.dtype) + padded_bytes(rows_ * width_, norm_.dtype) +
+         qkv_.input_bytes(rows_);
 }
 
 void InputStage::put(const at::Tensor& query, const at::Tensor& residual, void* scratch) {
   norm_.y = scratch;
   norm_.sum = norm_.residual ? residual.data_ptr() : nullptr;
   finish_.qkv = static_cast<char*>(scratch) + padded_bytes(rows_ * hidden_, norm_.dtype);
+  input_ = static_cast<char*>(finish_.qkv) + padded_bytes(rows_ * width_, norm_.dtype);
   finish_.query = query.data_ptr();
 }
 
@@ -104,8 +106,8 @@ aclError InputStage::operator()() const {
       norm.residual = shifted(norm_.residual, t * hidden_, dtype);
       norm.sum = shifted(norm_.sum, t * hidden_, dtype);
     }
-    rms_norm(norm);
-    qkv_(norm.rows, norm.y, finish.qkv);
+    norm_into(norm, qkv_, input_);
+    qkv_(norm.rows, norm.y, input_, finish.qkv);
     finish.cos = shifted(finish_.cos, t * finish_.cos_stride, dtype);
     finish.sin = shifted(finish_.sin, t * finish_.sin_stride, dtype);
     finish.query = shifted(finish_.query, t * finish_.heads * finish_.d, dtype);

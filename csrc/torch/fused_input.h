@@ -1,7 +1,8 @@
 // The part of a decoder layer in front of its attention, as work that can be launched: aloft::attention_input.
 #pragma once
+#include "kernels/norm.h"
 #include "kernels/qkv.h"
-#include "torch/fused.h"
+#include "torch/fused_projection.h"
 
 namespace aloft::fused {
 
@@ -19,6 +20,7 @@ struct InputArguments {  // as those of the operator
   const Optional &q_norm_weight, &k_norm_weight;
   double qk_norm_eps;
   int64_t block_rows;
+  const Schemes::One& qkv;
 };
 
 class InputStage {
@@ -37,6 +39,7 @@ class InputStage {
   int64_t tokens_ = 0, hidden_ = 0, width_ = 0, rows_ = 0, slots_ = 0;
   RmsNormArgs norm_;
   Projection qkv_;
+  void* input_ = nullptr;  // what qkv_ makes of its rows
   QkvArgs finish_;
 };
 

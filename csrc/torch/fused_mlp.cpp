@@ -2,37 +2,24 @@
 
 #include <algorithm>
 
-#include "kernels/matmul_fused.h"
+#include "kernels/activation.h"
 
 namespace aloft::fused {
-namespace {
 
-constexpr int64_t kPanel = 16;
-
-}  // namespace
-
-GatedProduct::GatedProduct(const char* op, const at::Tensor& weight, const Optional& bias, const at::Tensor& like,
-                           int64_t in)
-    : product_(projection(op, "gate_up_weight", weight, bias, like, in)), dtype_(dtype_of(like)) {
-  TORCH_CHECK_VALUE(product_.out % 2 == 0, op,
-                    ": gate_up_weight must have an even number of columns, gate and up, got ", product_.out);
+GatedProduct::GatedProduct(const char* op, const at::Tensor& weight, const Optional& bias, const Schemes::One& how,
+                           const at::Tensor& like, int64_t in)
+    : product_(op, "gate_up_weight", weight, bias, how, like, in), dtype_(dtype_of(like)) {
+  TORCH_CHECK_VALUE(product_.out() % 2 == 0, op,
+                    ": gate_up_weight must have an even number of columns, gate and up, got ", product_.out());
 }
 
-// Whether SwiGLU takes its operands from the product's registers.
-bool GatedProduct::direct() const { return !product_.bias && out() % kPanel == 0; }
-
-void GatedProduct::operator()(int64_t rows, const void* x, void* sums, void* y) const {
-  if (direct()) {
-    Matmul call = product_.call(rows, x, y);
-    call.out.row_stride = out();
-    matmul_gated(call);
-    return;
-  }
-  product_(rows, x, sums);
+void GatedProduct::operator()(int64_t rows, const void* x, void* input, void* sums, void* y) const {
+  if (product_.gates()) return product_.gated(rows, x, input, y);
+  product_(rows, x, input, sums);
   GatedArgs args;
-  args.dtype = dtype_, args.rows = rows, args.cols = out(), args.stride = product_.out;
+  args.dtype = dtype_, args.rows = rows, args.cols = out(), args.stride = product_.out();
   args.act = sums, args.gate = shifted(sums, out(), dtype_), args.y = y;
-  gated(args);
+  aloft::gated(args);
 }
 
 MlpStage::MlpStage(const MlpArguments& a) {
@@ -43,9 +30,9 @@ MlpStage::MlpStage(const MlpArguments& a) {
   tokens_ = a.attention.size(0), hidden_ = a.residual.size(1);
   check_rows(kName, "residual", a.residual, a.attention, tokens_, hidden_);
   check_vector(kName, "norm_weight", a.norm_weight, a.attention, hidden_);
-  o_ = projection(kName, "o_weight", a.o_weight, a.o_bias, a.attention, a.attention.size(1), hidden_);
-  gated_ = GatedProduct(kName, a.gate_up_weight, a.gate_up_bias, a.attention, hidden_);
-  down_ = projection(kName, "down_weight", a.down_weight, a.down_bias, a.attention, gated_.out(), hidden_);
+  o_ = Projection(kName, "o_weight", a.o_weight, a.o_bias, a.o, a.attention, a.attention.size(1), hidden_);
+  gated_ = GatedProduct(kName, a.gate_up_weight, a.gate_up_bias, a.gate_up, a.attention, hidden_);
+  down_ = Projection(kName, "down_weight", a.down_weight, a.down_bias, a.down, a.attention, gated_.out(), hidden_);
   rows_ = rows_at_a_time(kName, tokens_, a.block_rows);
   norm_.cols = norm_.x_stride = hidden_;
   norm_.dtype = norm_.gamma_dtype = dtype_of(a.attention);
@@ -58,7 +45,8 @@ MlpStage::MlpStage(const MlpArguments& a) {
 size_t MlpStage::scratch_bytes() const {
   const DType dtype = norm_.dtype;
   return padded_bytes(rows_ * hidden_, dtype) + padded_bytes(rows_ * gated_.out(), dtype) +
-         padded_bytes(gated_.sums(rows_), dtype);
+         padded_bytes(gated_.sums(rows_), dtype) +
+         std::max({o_.input_bytes(rows_), gated_.product().input_bytes(rows_), down_.input_bytes(rows_)});
 }
 
 void MlpStage::put(const at::Tensor& hidden, const at::Tensor& residual, void* scratch) {
@@ -67,6 +55,7 @@ void MlpStage::put(const at::Tensor& hidden, const at::Tensor& residual, void* s
   norm_.sum = residual.data_ptr();
   activated_ = static_cast<char*>(scratch) + padded_bytes(rows_ * hidden_, dtype);
   sums_ = static_cast<char*>(activated_) + padded_bytes(rows_ * gated_.out(), dtype);
+  input_ = static_cast<char*>(sums_) + padded_bytes(gated_.sums(rows_), dtype);
   out_ = hidden.data_ptr();
 }
 
@@ -77,10 +66,13 @@ aclError MlpStage::operator()() const {
     norm.rows = std::min(rows_, tokens_ - t);
     norm.residual = shifted(norm_.residual, t * hidden_, dtype);
     norm.sum = shifted(norm_.sum, t * hidden_, dtype);
-    o_(norm.rows, shifted(attention_, t * o_.in, dtype), norm.y);
-    rms_norm(norm);
-    gated_(norm.rows, norm.y, sums_, activated_);
-    down_(norm.rows, activated_, shifted(out_, t * hidden_, dtype));
+    const void* attention = shifted(attention_, t * o_.in(), dtype);
+    o_.take(attention, input_, norm.rows);
+    o_(norm.rows, attention, input_, norm.y);
+    norm_into(norm, gated_.product(), input_);
+    gated_(norm.rows, norm.y, input_, sums_, activated_);
+    down_.take(activated_, input_, norm.rows);
+    down_(norm.rows, activated_, input_, shifted(out_, t * hidden_, dtype));
   }
   return kOk;
 }

@@ -1,7 +1,8 @@
 // The part of a decoder layer behind its attention, as work that can be launched: aloft::mlp_block, and of it
 // aloft::gated_matmul.
 #pragma once
-#include "torch/fused.h"
+#include "kernels/norm.h"
+#include "torch/fused_projection.h"
 
 namespace aloft::fused {
 
@@ -9,16 +10,16 @@ namespace aloft::fused {
 class GatedProduct {
  public:
   GatedProduct() = default;
-  GatedProduct(const char* op, const at::Tensor& weight, const Optional& bias, const at::Tensor& like, int64_t in);
-  int64_t in() const { return product_.in; }
-  int64_t out() const { return product_.out / 2; }
+  GatedProduct(const char* op, const at::Tensor& weight, const Optional& bias, const Schemes::One& how,
+               const at::Tensor& like, int64_t in);
+  const Projection& product() const { return product_; }
+  int64_t out() const { return product_.out() / 2; }
   // Elements of memory wanted for the sums of so many rows.
-  int64_t sums(int64_t rows) const { return direct() ? 0 : rows * product_.out; }
-  void operator()(int64_t rows, const void* x, void* sums, void* y) const;
+  int64_t sums(int64_t rows) const { return product_.gates() ? 0 : rows * product_.out(); }
+  // Of rows that product() took.
+  void operator()(int64_t rows, const void* x, void* input, void* sums, void* y) const;
 
  private:
-  bool direct() const;
-
   Projection product_;
   DType dtype_ = DType::F32;
 };
@@ -33,6 +34,7 @@ struct MlpArguments {  // as those of the operator
   const at::Tensor& down_weight;
   const Optional& down_bias;
   int64_t block_rows;
+  const Schemes::One &o, &gate_up, &down;
 };
 
 class MlpStage {
@@ -50,7 +52,7 @@ class MlpStage {
  private:
   int64_t tokens_ = 0, hidden_ = 0, rows_ = 0;
   const void* attention_ = nullptr;
-  void *activated_ = nullptr, *sums_ = nullptr, *out_ = nullptr;
+  void *activated_ = nullptr, *sums_ = nullptr, *input_ = nullptr, *out_ = nullptr;
   Projection o_, down_;
   GatedProduct gated_;
   RmsNormArgs norm_;

@@ -19,16 +19,20 @@ using fused::given;
 using fused::Optional;
 using Pair = std::tuple<at::Tensor, at::Tensor>;
 
-bool is_meta(const at::Tensor& t) { return t.device().type() == c10::DeviceType::Meta; }
+using fused::is_meta;
+using fused::Schemes;
+using Scales = fused::Schemes::Scales;
 
 Pair attention_input(const at::Tensor& hidden, const Optional& residual, const at::Tensor& norm_weight, double norm_eps,
                      const at::Tensor& qkv_weight, const Optional& qkv_bias, const at::Tensor& cos,
                      const at::Tensor& sin, bool interleaved, at::Tensor& key_cache, at::Tensor& value_cache,
                      const at::Tensor& slot_mapping, int64_t num_heads, const Optional& q_norm_weight,
-                     const Optional& k_norm_weight, double qk_norm_eps, int64_t block_rows) {
+                     const Optional& k_norm_weight, double qk_norm_eps, int64_t block_rows, const Scales& scales,
+                     at::IntArrayRef schemes) {
+  const Schemes::One qkv = Schemes(fused::InputStage::kName, scales, schemes, 1)[0];
   fused::InputStage stage({hidden, residual, norm_weight, norm_eps, qkv_weight, qkv_bias, cos, sin, interleaved,
                            key_cache, value_cache, slot_mapping, num_heads, q_norm_weight, k_norm_weight, qk_norm_eps,
-                           block_rows});
+                           block_rows, qkv});
   Pair made{at::empty({hidden.size(0), num_heads, key_cache.size(3)}, hidden.options()),
             at::empty(given(residual) ? hidden.sizes() : at::IntArrayRef({0}), hidden.options())};
   if (is_meta(hidden) || !stage.tokens()) return made;
@@ -41,9 +45,11 @@ Pair attention_input(const at::Tensor& hidden, const Optional& residual, const a
 Pair mlp_block(const at::Tensor& attention, const at::Tensor& residual, const at::Tensor& o_weight,
                const Optional& o_bias, const at::Tensor& norm_weight, double norm_eps, const at::Tensor& gate_up_weight,
                const Optional& gate_up_bias, const at::Tensor& down_weight, const Optional& down_bias,
-               int64_t block_rows) {
+               int64_t block_rows, const Scales& scales, at::IntArrayRef schemes) {
+  const Schemes of(fused::MlpStage::kName, scales, schemes, 3);
+  const Schemes::One o = of[0], gate_up = of[1], down = of[2];
   fused::MlpStage stage({attention, residual, o_weight, o_bias, norm_weight, norm_eps, gate_up_weight, gate_up_bias,
-                         down_weight, down_bias, block_rows});
+                         down_weight, down_bias, block_rows, o, gate_up, down});
   Pair made{at::empty(residual.sizes(), residual.options()), at::empty(residual.sizes(), residual.options())};
   if (is_meta(residual) || !stage.tokens()) return made;
   const at::Tensor scratch = fused::scratch(stage.scratch_bytes(), residual);
@@ -54,28 +60,32 @@ Pair mlp_block(const at::Tensor& attention, const at::Tensor& residual, const at
 
 constexpr char kGated[] = "aloft::gated_matmul";
 
-at::Tensor gated_matmul(const at::Tensor& x, const at::Tensor& gate_up_weight, const Optional& gate_up_bias) {
+at::Tensor gated_matmul(const at::Tensor& x, const at::Tensor& gate_up_weight, const Optional& gate_up_bias,
+                        const Scales& scales, at::IntArrayRef schemes) {
   fused::check_dtype(kGated, "x", x);
   TORCH_CHECK_VALUE(x.dim() == 2 && x.is_contiguous(), kGated, ": x must be contiguous [tokens, width], got ",
                     x.sizes());
-  const fused::GatedProduct gated(kGated, gate_up_weight, gate_up_bias, x, x.size(1));
+  const fused::GatedProduct gated(kGated, gate_up_weight, gate_up_bias, Schemes(kGated, scales, schemes, 1)[0], x,
+                                  x.size(1));
   at::Tensor made = at::empty({x.size(0), gated.out()}, x.options());
   if (is_meta(x) || !made.numel()) return made;
-  const int64_t rows = x.size(0), sums = gated.sums(rows);
-  const at::Tensor scratch = sums ? at::empty({sums}, x.options()) : at::Tensor();
-  fused::run(
-      kGated, x,
-      [gated, rows, from = x.const_data_ptr(), sums = sums ? scratch.data_ptr() : nullptr, to = made.data_ptr()] {
-        gated(rows, from, sums, to);
-        return aclError{kOk};
-      });
+  const int64_t rows = x.size(0);
+  const size_t sums = fused::padded_bytes(gated.sums(rows), fused::dtype_of(x));
+  const at::Tensor scratch = fused::scratch(sums + gated.product().input_bytes(rows), x);
+  fused::run(kGated, x,
+             [gated, rows, sums, from = x.const_data_ptr(), work = static_cast<char*>(scratch.data_ptr()),
+              to = made.data_ptr()] {
+               gated.product().take(from, work + sums, rows);
+               gated(rows, from, work + sums, work, to);
+               return aclError{kOk};
+             });
   return made;
 }
 
 constexpr char kStack[] = "aloft::decoder_stack";
 
 // The tensors of one layer, in the order of `weights`, and its epsilons in that of `epsilons`.
-constexpr size_t kWeights = 12, kEpsilons = 3;
+constexpr size_t kWeights = 12, kEpsilons = 3, kProjections = 4;
 struct LayerWeights {
   Optional input_norm, qkv, qkv_bias, q_norm, k_norm, o, o_bias, mlp_norm, gate_up, gate_up_bias, down, down_bias;
 
@@ -96,8 +106,10 @@ Pair decoder_stack(const at::Tensor& hidden, const c10::List<Optional>& weights,
                    const at::Tensor& cos, const at::Tensor& sin, bool interleaved, at::TensorList key_caches,
                    at::TensorList value_caches, const at::Tensor& slot_mapping, const at::Tensor& block_table,
                    at::IntArrayRef cu_query_lens, at::IntArrayRef kv_lens, int64_t num_heads, double scale,
-                   at::IntArrayRef window_left, double soft_cap, int64_t block_rows) {
+                   at::IntArrayRef window_left, double soft_cap, int64_t block_rows, const Scales& scales,
+                   at::IntArrayRef schemes) {
   const size_t layers = key_caches.size();
+  const Schemes of(kStack, scales, schemes, layers * kProjections);
   TORCH_CHECK_VALUE(layers > 0 && value_caches.size() == layers && window_left.size() == layers &&
                         weights.size() == layers * kWeights && epsilons.size() == layers * kEpsilons,
                     kStack, ": key_caches has ", layers, " layers; value_caches (", value_caches.size(),
@@ -118,11 +130,14 @@ Pair decoder_stack(const at::Tensor& hidden, const c10::List<Optional>& weights,
   for (size_t l = 0; l < layers; ++l) {
     const LayerWeights w(weights, l);
     const double* epsilon = epsilons.data() + l * kEpsilons;
-    inputs.emplace_back(fused::InputArguments{l ? out : hidden, l ? residual : none, *w.input_norm, epsilon[0], *w.qkv,
-                                              w.qkv_bias, cos, sin, interleaved, key_caches[l], value_caches[l],
-                                              slot_mapping, num_heads, w.q_norm, w.k_norm, epsilon[1], block_rows});
+    Schemes::One how[kProjections];
+    for (size_t p = 0; p < kProjections; ++p) how[p] = of[l * kProjections + p];
+    inputs.emplace_back(fused::InputArguments{
+        l ? out : hidden, l ? residual : none, *w.input_norm, epsilon[0], *w.qkv, w.qkv_bias, cos, sin, interleaved,
+        key_caches[l], value_caches[l], slot_mapping, num_heads, w.q_norm, w.k_norm, epsilon[1], block_rows, how[0]});
     outputs.emplace_back(fused::MlpArguments{rows, l ? total : hidden, *w.o, w.o_bias, *w.mlp_norm, epsilon[2],
-                                             *w.gate_up, w.gate_up_bias, *w.down, w.down_bias, block_rows});
+                                             *w.gate_up, w.gate_up_bias, *w.down, w.down_bias, block_rows, how[1],
+                                             how[2], how[3]});
     bytes = std::max({bytes, inputs.back().scratch_bytes(), outputs.back().scratch_bytes()});
   }
   if (is_meta(hidden) || !hidden.size(0)) return {out, *residual};
@@ -146,17 +161,20 @@ TORCH_LIBRARY_FRAGMENT(aloft, m) {
       "attention_input(Tensor hidden, Tensor? residual, Tensor norm_weight, float norm_eps, Tensor qkv_weight, Tensor? "
       "qkv_bias, Tensor cos, Tensor sin, bool interleaved, Tensor(a!) key_cache, Tensor(b!) value_cache, Tensor "
       "slot_mapping, int num_heads, Tensor? q_norm_weight=None, Tensor? k_norm_weight=None, float qk_norm_eps=1e-06, "
-      "int block_rows=0) -> (Tensor, Tensor)");
+      "int block_rows=0, Tensor?[]? scales=None, int[] schemes=[]) -> (Tensor, Tensor)");
   m.def(
       "mlp_block(Tensor attention, Tensor residual, Tensor o_weight, Tensor? o_bias, Tensor norm_weight, float "
-      "norm_eps, Tensor gate_up_weight, Tensor? gate_up_bias, Tensor down_weight, Tensor? down_bias, int block_rows=0) "
-      "-> (Tensor, Tensor)");
-  m.def("gated_matmul(Tensor x, Tensor gate_up_weight, Tensor? gate_up_bias=None) -> Tensor");
+      "norm_eps, Tensor gate_up_weight, Tensor? gate_up_bias, Tensor down_weight, Tensor? down_bias, int block_rows=0, "
+      "Tensor?[]? scales=None, int[] schemes=[]) -> (Tensor, Tensor)");
+  m.def(
+      "gated_matmul(Tensor x, Tensor gate_up_weight, Tensor? gate_up_bias=None, Tensor?[]? scales=None, int[] "
+      "schemes=[]) "
+      "-> Tensor");
   m.def(
       "decoder_stack(Tensor hidden, Tensor?[] weights, float[] epsilons, Tensor cos, Tensor sin, bool interleaved, "
       "Tensor(a!)[] key_caches, Tensor(b!)[] value_caches, Tensor slot_mapping, Tensor block_table, int[] "
       "cu_query_lens, int[] kv_lens, int num_heads, float scale, int[] window_left, float soft_cap=0., int "
-      "block_rows=0) -> (Tensor, Tensor)");
+      "block_rows=0, Tensor?[]? scales=None, int[] schemes=[]) -> (Tensor, Tensor)");
 }
 TORCH_LIBRARY_IMPL(aloft, PrivateUse1, m) {
   m.impl("attention_input", TORCH_FN(aloft::attention_input));

@@ -32,6 +32,7 @@ class _QuantMatmul(ctypes.Structure):
         ("out_dtype", c_int),
         ("out", c_void_p),
         ("out_stride", c_int64),
+        ("scale_dtype", c_int),
     )
 
 
@@ -53,6 +54,7 @@ class _WidenMatmul(ctypes.Structure):
         ("out_scale_step", c_int64),
         ("out", c_void_p),
         ("out_stride", c_int64),
+        ("scale_dtype", c_int),
     )
 
 

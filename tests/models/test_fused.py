@@ -23,13 +23,20 @@ ENGINES = {
     "mistral": ("float16", True),
     "glm4": ("bfloat16", False),
     "llama_32": ("float32", False),
+    "qwen2_w8a8-dynamic": ("bfloat16", True),
+    "qwen3_w4a8": ("float16", True),
+    "mistral_w4a16": ("bfloat16", True),
 }
 LEVELS = ("full", "full, layer by layer", "partial", "blocked", "none")
 
 
 @pytest.fixture(scope="module", params=ENGINES)
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, object]]:
-    folder = zoo.build(request.param.split("_")[0], tmp_path_factory.mktemp(request.param))
+    root = tmp_path_factory.mktemp(request.param)
+    family, _, scheme = request.param.partition("_")
+    folder = zoo.build(family, root)
+    if scheme.startswith("w"):
+        folder = zoo.quantized(folder, scheme, root / scheme)
     engine = start(
         folder,
         dtype=ENGINES[request.param][0],
@@ -104,8 +111,23 @@ def test_exactly_the_plain_layers_are_replaced(case: tuple[str, object]) -> None
     if not expected:
         return
     names = set(dict(runner_of(engine).model.named_parameters()))
-    assert "model.layers.0.mlp.down_proj.weight" in names
+    assert f"model.layers.0.mlp.down_proj.{'packed' if '_w' in name else 'weight'}" in names
     assert not any("unfused" in each for each in names)
+
+
+def test_layers_quantized_in_their_own_ways_are_left_alone(case: tuple[str, object]) -> None:
+    name, engine = case
+    if name != "mistral_w4a16":
+        pytest.skip("weights in activation order")
+    layers = [each._unfused[0] for each in layers_of(engine)]
+    ordered = layers[1].self_attn.o_proj
+    ordered.order = torch.arange(ordered.input_size).npu()
+    plain = torch.nn.ModuleList(layers)
+    try:
+        fuse(plain, "auto")
+    finally:
+        del ordered.order
+    assert [isinstance(each, FusedDecoderLayer) for each in plain] == [True, False, True]
 
 
 def broken(kind: str, engine: object) -> tuple[object, str, object]:

@@ -9,6 +9,7 @@ the best token leads the second by a margin far above float32 rounding. `check_b
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -170,6 +171,20 @@ def build(name: str, root: Path, seed: int | None = None) -> Path:
         _rescale(model, family, seed)
         model.save_pretrained(folder)
     return folder
+
+
+def quantized(folder: Path, scheme: str, out: Path) -> Path:
+    """The checkpoint as `aloft quantize` rounds it, 4-bit weights in groups of 64."""
+    from safetensors.torch import load_file, save_file
+
+    from aloft.quantizer import Settings, quantize
+
+    halved = out.with_name(f"{out.name}-bfloat16")
+    shutil.copytree(folder, halved)
+    tensors = {name: tensor.bfloat16() for name, tensor in load_file(folder / "model.safetensors").items()}
+    save_file(tensors, halved / "model.safetensors", metadata={"format": "pt"})
+    quantize(halved, out, Settings(scheme, algorithm="minmax", group=64 if scheme.startswith("w4") else None))
+    return out
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from vllm.forward_context import get_forward_context
 
-from aloft.layers.linear import product
 from aloft.models.level import BLOCK_ROWS, Fusion
 from aloft.models.plain import Parts
 from aloft.models.stack import DecoderStack
+from aloft.ops.projection import described, multiply
 
 
 class FusedDecoderLayer(torch.nn.Module):
@@ -28,6 +28,9 @@ class FusedDecoderLayer(torch.nn.Module):
         self._level = fusion.level
         self._stack: DecoderStack | None = None
         self._last = False
+        self._front = described([parts.qkv])
+        self._middle = described([parts.gate_up])
+        self._back = described([parts.output, parts.gate_up, parts.down])
         operators = torch.ops.aloft
         self._attention_input = operators.attention_input.default
         self._mlp_block = operators.mlp_block.default
@@ -91,6 +94,7 @@ class FusedDecoderLayer(torch.nn.Module):
             None if parts.k_norm is None else parts.k_norm.weight,
             0.0 if parts.q_norm is None else parts.q_norm.epsilon,
             rows,
+            *self._front,
         )
         if residual is None:
             total = hidden_states
@@ -111,14 +115,15 @@ class FusedDecoderLayer(torch.nn.Module):
             parts.down.weight,
             parts.down.bias,
             rows,
+            *self._back,
         )
 
     def _separate(self, attended: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """What ``mlp_block`` does, in operators of which each leaves its result in memory."""
         parts = self._parts
-        projected = product(attended, parts.output.weight, parts.output.bias)
+        projected = multiply(attended, parts.output)
         normed, _, total = torch.ops.npu.npu_add_rms_norm(
             projected, residual, parts.mlp_norm.weight, parts.mlp_norm.epsilon
         )
-        activated = self._gated(normed, parts.gate_up.weight, parts.gate_up.bias)
-        return product(activated, parts.down.weight, parts.down.bias), total
+        activated = self._gated(normed, parts.gate_up.weight, parts.gate_up.bias, *self._middle)
+        return multiply(activated, parts.down), total

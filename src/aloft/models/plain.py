@@ -1,7 +1,7 @@
 """Which decoder layers are known well enough to be computed by the fused operators, and what those need of them.
 
-A layer is plain when every class in it is one whose forward we stand for, unquantized with FRACTAL_NZ weights, on one
-rank. The test is for exact classes: a subclass may compute something else.
+A layer is plain when every class in it is one whose forward we stand for, its weights in FRACTAL_NZ or quantized by a
+scheme the operators know, on one rank. The test is for exact classes: a subclass may compute something else.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from aloft.layers.activation import AloftSiluAndMul
 from aloft.layers.linear import NzLinearMethod
 from aloft.layers.norm import AloftRMSNorm
 from aloft.layers.rotary import RotaryMixin
+from aloft.ops.projection import FLOAT, Projection
+from aloft.quantization.linear import AloftQuantizedLinearMethod
 
 _MODELS = "vllm.model_executor.models."
 #: decoder layer -> its attention and its MLP; the classes are in ``aloft.compat.TOUCHED``
@@ -30,14 +32,6 @@ _ATTENTION = "vllm.model_executor.layers.attention.attention:Attention"
 
 class NotPlain(Exception):
     """Why a layer keeps vLLM's forward."""
-
-
-@dataclass(frozen=True, slots=True)
-class Projection:
-    """Weight ``[in, out]`` in FRACTAL_NZ and bias ``[out]``."""
-
-    weight: torch.Tensor
-    bias: torch.Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +91,11 @@ def parts_of(layer: torch.nn.Module) -> Parts:
     )
     norms = [norm for norm in (parts.input_norm, parts.mlp_norm, parts.q_norm, parts.k_norm) if norm is not None]
     dtypes = {norm.weight.dtype for norm in norms}
-    dtypes |= {part.weight.dtype for part in (parts.qkv, parts.output, parts.gate_up, parts.down)}
+    products = (parts.qkv, parts.output, parts.gate_up, parts.down)
+    dtypes |= {part.weight.dtype for part in products if part.scheme == FLOAT}
     _need(len(dtypes) == 1, f"weights of several types: {sorted(map(str, dtypes))}")
+    quantized = any(part.scheme != FLOAT for part in products)
+    _need(not quantized or dtypes <= {torch.bfloat16, torch.float16}, f"quantized weights in {dtypes}")
     epsilons = {norm.epsilon for norm in (parts.q_norm, parts.k_norm) if norm is not None}
     _need(len(epsilons) < 2, "norms of query and key with different epsilons")
     return parts
@@ -126,9 +123,13 @@ def _norm(norm: Any) -> Norm:
 
 def _projection(linear: Any) -> Projection:
     method = getattr(linear, "quant_method", None)
-    _need(type(method) is NzLinearMethod and linear.aloft_packed, f"{_kind(linear)} without FRACTAL_NZ weights")
     _need(linear.tp_size == 1, f"{_kind(linear)} over several ranks")
     _need(not linear.skip_bias_add or linear.bias is None, "a bias that is added elsewhere")
+    if type(method) is AloftQuantizedLinearMethod:
+        made = method.scheme.projection(linear, linear.bias)
+        _need(made is not None, f"{_kind(linear)} quantized in a way of its own")
+        return made  # type: ignore[return-value]
+    _need(type(method) is NzLinearMethod and linear.aloft_packed, f"{_kind(linear)} without FRACTAL_NZ weights")
     return Projection(linear.weight, linear.bias)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from aloft.models.plain import Norm, Parts
+from aloft.ops.projection import described
 
 
 @dataclass(slots=True)
@@ -25,6 +26,8 @@ class _Bound:
     keys: list[torch.Tensor]
     values: list[torch.Tensor]
     windows: list[int]
+    scales: list[torch.Tensor | None]
+    schemes: list[int]
 
 
 class DecoderStack:
@@ -78,6 +81,8 @@ class DecoderStack:
             bound.windows,
             impl.soft_cap,
             block_rows,
+            bound.scales,
+            bound.schemes,
         )
         self.result = made
         return made, residual
@@ -99,6 +104,7 @@ class DecoderStack:
             [cache.key for cache in caches],
             [cache.value for cache in caches],
             [p.attention.impl.window_left for p in self._layers],
+            *described([part for p in self._layers for part in (p.qkv, p.output, p.gate_up, p.down)]),
         )
 
 

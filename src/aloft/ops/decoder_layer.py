@@ -5,6 +5,9 @@ from the result of attention to the next layer's hidden states; ``aloft::gated_m
 with SwiGLU; ``aloft::decoder_stack`` is all layers of a model with their attention. The virtual NPU has them as single
 operators; elsewhere ``ensure()`` registers the composites below. Both give the same bits: an operator rounds where the
 composite stores.
+
+Weights are of the model's dtype, or quantized as ``aloft.ops.projection`` says: ``scales`` and ``schemes`` then hold
+what it takes of each projection, in the order of the arguments.
 """
 
 from __future__ import annotations
@@ -15,23 +18,25 @@ from typing import Any
 import torch
 
 from aloft.ops import paged_attention
+from aloft.ops.projection import EACH, given, multiply
 
 SCHEMAS = (
     "attention_input(Tensor hidden, Tensor? residual, Tensor norm_weight, float norm_eps, Tensor qkv_weight, Tensor? "
     "qkv_bias, Tensor cos, Tensor sin, bool interleaved, Tensor(a!) key_cache, Tensor(b!) value_cache, Tensor "
     "slot_mapping, int num_heads, Tensor? q_norm_weight=None, Tensor? k_norm_weight=None, float qk_norm_eps=1e-06, "
-    "int block_rows=0) -> (Tensor, Tensor)",
+    "int block_rows=0, Tensor?[]? scales=None, int[] schemes=[]) -> (Tensor, Tensor)",
     "mlp_block(Tensor attention, Tensor residual, Tensor o_weight, Tensor? o_bias, Tensor norm_weight, float norm_eps, "
-    "Tensor gate_up_weight, Tensor? gate_up_bias, Tensor down_weight, Tensor? down_bias, int block_rows=0) "
-    "-> (Tensor, Tensor)",
-    "gated_matmul(Tensor x, Tensor gate_up_weight, Tensor? gate_up_bias=None) -> Tensor",
+    "Tensor gate_up_weight, Tensor? gate_up_bias, Tensor down_weight, Tensor? down_bias, int block_rows=0, "
+    "Tensor?[]? scales=None, int[] schemes=[]) -> (Tensor, Tensor)",
+    "gated_matmul(Tensor x, Tensor gate_up_weight, Tensor? gate_up_bias=None, Tensor?[]? scales=None, int[] "
+    "schemes=[]) -> Tensor",
     "decoder_stack(Tensor hidden, Tensor?[] weights, float[] epsilons, Tensor cos, Tensor sin, bool interleaved, "
     "Tensor(a!)[] key_caches, Tensor(b!)[] value_caches, Tensor slot_mapping, Tensor block_table, int[] "
     "cu_query_lens, int[] kv_lens, int num_heads, float scale, int[] window_left, float soft_cap=0., int "
-    "block_rows=0) -> (Tensor, Tensor)",
+    "block_rows=0, Tensor?[]? scales=None, int[] schemes=[]) -> (Tensor, Tensor)",
 )
-#: entries of ``weights`` and ``epsilons`` that ``decoder_stack`` takes of each layer
-STACK_WEIGHTS, STACK_EPSILONS = 12, 3
+#: entries of ``weights`` and ``epsilons`` that ``decoder_stack`` takes of each layer, and its projections
+STACK_WEIGHTS, STACK_EPSILONS, STACK_PROJECTIONS = 12, 3, 4
 _library: torch.library.Library | None = None
 
 
@@ -53,6 +58,8 @@ def attention_input(
     k_norm_weight: torch.Tensor | None = None,
     qk_norm_eps: float = 1e-6,
     block_rows: int = 0,
+    scales: Sequence[torch.Tensor | None] | None = None,
+    schemes: Sequence[int] = (),
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Everything of a decoder layer in front of its attention.
 
@@ -68,6 +75,7 @@ def attention_input(
         slot_mapping: int32 or int64 ``[T]``, ``block * bs + offset``; a token with a negative slot is not written.
         q_norm_weight, k_norm_weight, qk_norm_eps: RMS norms of every query and key head, ``[D]``, or None.
         block_rows: tokens handled at a time, 0 for all; bounds the memory in between, does not change the result.
+        scales, schemes: of the QKV projection where it is quantized.
 
     Returns:
         The query ``[T, num_heads, D]``, and hidden + residual ``[T, W]`` (empty without a residual).
@@ -77,10 +85,11 @@ def attention_input(
     else:
         normed, _, total = torch.ops.npu.npu_add_rms_norm(hidden, residual, norm_weight, norm_eps)
     kv_heads, size = key_cache.shape[2:]
+    projection = given(qkv_weight, qkv_bias, scales, schemes)
     queries = []
     for begin in range(0, hidden.shape[0], block_rows or max(1, hidden.shape[0])):
         rows = slice(begin, begin + (block_rows or hidden.shape[0]))
-        qkv = _product(normed[rows], qkv_weight, qkv_bias).unflatten(-1, (-1, size))
+        qkv = multiply(normed[rows], projection).unflatten(-1, (-1, size))
         query, key, value = qkv.split((num_heads, kv_heads, kv_heads), dim=1)
         if q_norm_weight is not None:
             query = torch.ops.npu.npu_rms_norm(query.contiguous(), q_norm_weight, qk_norm_eps)[0]
@@ -105,6 +114,8 @@ def mlp_block(
     down_weight: torch.Tensor,
     down_bias: torch.Tensor | None,
     block_rows: int = 0,
+    scales: Sequence[torch.Tensor | None] | None = None,
+    schemes: Sequence[int] = (),
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Everything of a decoder layer behind its attention.
 
@@ -116,17 +127,22 @@ def mlp_block(
         gate_up_weight, gate_up_bias: ``[W, 2 I]``, gate and up side by side, and ``[2 I]`` or None.
         down_weight, down_bias: ``[I, W]`` and ``[W]`` or None.
         block_rows: tokens handled at a time, 0 for all; bounds the memory in between, does not change the result.
+        scales, schemes: of the three projections where one of them is quantized.
 
     Returns:
         The MLP's result ``[T, W]``, and the residual the next layer adds to it ``[T, W]``.
     """
     step = block_rows or max(1, attention.shape[0])
+    o = given(o_weight, o_bias, scales, schemes, 0)
+    down = given(down_weight, down_bias, scales, schemes, 2)
+    middle = slice(EACH, 2 * EACH)
+    gate_up = (gate_up_weight, gate_up_bias, (scales or ())[middle], schemes[middle])
     parts = []
     for begin in range(0, attention.shape[0], step):
         rows = slice(begin, begin + step)
-        projected = _product(attention[rows], o_weight, o_bias)
+        projected = multiply(attention[rows], o)
         normed, _, total = torch.ops.npu.npu_add_rms_norm(projected, residual[rows], norm_weight, norm_eps)
-        parts.append((_product(gated_matmul(normed, gate_up_weight, gate_up_bias), down_weight, down_bias), total))
+        parts.append((multiply(gated_matmul(normed, *gate_up), down), total))
     if len(parts) == 1:
         return parts[0]
     if not parts:
@@ -135,13 +151,18 @@ def mlp_block(
 
 
 def gated_matmul(
-    x: torch.Tensor, gate_up_weight: torch.Tensor, gate_up_bias: torch.Tensor | None = None
+    x: torch.Tensor,
+    gate_up_weight: torch.Tensor,
+    gate_up_bias: torch.Tensor | None = None,
+    scales: Sequence[torch.Tensor | None] | None = None,
+    schemes: Sequence[int] = (),
 ) -> torch.Tensor:
     """``silu(g) * u`` with ``[g, u] = x @ gate_up_weight + gate_up_bias``.
 
     x ``[T, W]``, gate_up_weight ``[W, 2 I]`` in FRACTAL_NZ or ND, gate_up_bias ``[2 I]`` or None; returns ``[T, I]``.
+    scales, schemes: of the projection where it is quantized.
     """
-    return torch.ops.npu.npu_swiglu(_product(x, gate_up_weight, gate_up_bias), -1)
+    return torch.ops.npu.npu_swiglu(multiply(x, given(gate_up_weight, gate_up_bias, scales, schemes)), -1)
 
 
 def decoder_stack(
@@ -162,6 +183,8 @@ def decoder_stack(
     window_left: Sequence[int],
     soft_cap: float = 0.0,
     block_rows: int = 0,
+    scales: Sequence[torch.Tensor | None] | None = None,
+    schemes: Sequence[int] = (),
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """All decoder layers of a model, the first without a residual: layer by layer ``attention_input``, the attention of
     ``aloft::paged_attention`` and ``mlp_block``.
@@ -172,6 +195,7 @@ def decoder_stack(
             the MLP, gate and up weight, its bias, down weight, its bias; None where there is none.
         epsilons: of each layer those of the input norm, the query and key norms, and the norm of the MLP.
         key_caches, value_caches, window_left: one a layer; the rest as in the operators named.
+        scales, schemes: of each layer's four projections, in the order of ``weights``, where one of them is quantized.
 
     Returns:
         What the last layer hands on: hidden states and residual, each ``[T, W]``.
@@ -182,9 +206,11 @@ def decoder_stack(
         own: Any = weights[STACK_WEIGHTS * layer : STACK_WEIGHTS * (layer + 1)]
         norm, qkv, qkv_bias, q_norm, k_norm, *behind = own
         first, heads, last = epsilons[STACK_EPSILONS * layer : STACK_EPSILONS * (layer + 1)]
+        begin, end = (EACH * STACK_PROJECTIONS * place for place in (layer, layer + 1))
+        front, back = slice(begin, begin + EACH), slice(begin + EACH, end)
         query, total = attention_input(
             *(hidden, residual, norm, first, qkv, qkv_bias, cos, sin, interleaved, key_cache, value_cache),
-            *(slot_mapping, num_heads, q_norm, k_norm, heads, block_rows),
+            *(slot_mapping, num_heads, q_norm, k_norm, heads, block_rows, (scales or ())[front], schemes[front]),
         )
         attended, _ = torch.ops.aloft.paged_attention(
             *(query, key_cache, value_cache, block_table, cu_query_lens, kv_lens, key_cache.shape[2], scale),
@@ -193,7 +219,8 @@ def decoder_stack(
         total = hidden if residual is None else total
         o, o_bias, mlp_norm, gate_up, gate_up_bias, down, down_bias = behind
         hidden, residual = mlp_block(
-            *(attended.flatten(1), total, o, o_bias, mlp_norm, last, gate_up, gate_up_bias, down, down_bias, block_rows)
+            *(attended.flatten(1), total, o, o_bias, mlp_norm, last, gate_up, gate_up_bias, down, down_bias),
+            *(block_rows, (scales or ())[back], schemes[back]),
         )
     assert residual is not None
     return hidden, residual
@@ -207,10 +234,6 @@ def write_cache(
     if key.dtype == torch.float32:
         tensors = tuple(tensor.view(torch.bfloat16) for tensor in tensors)  # type: ignore[assignment]
     torch.ops.npu.npu_scatter_pa_kv_cache(*tensors, slots, cache_mode="Norm")
-
-
-def _product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
 
 
 def _table(pairs: torch.Tensor, interleaved: bool) -> torch.Tensor:

@@ -17,15 +17,19 @@ def int8_matrix(values: torch.Tensor, nz: bool) -> torch.Tensor:
     return torch.ops.npu.npu_format_cast(matrix, ACL_FORMAT_FRACTAL_NZ)
 
 
-def int4_matrix(values: torch.Tensor) -> torch.Tensor:
-    """Signed 4-bit codes int8 ``[N, K]`` to packed int32 ``[K, N / 8]``.
+def int4_matrix(values: torch.Tensor, nz: bool = False) -> torch.Tensor:
+    """Signed 4-bit codes int8 ``[N, K]`` to packed int32 ``[K, N / 8]``, in FRACTAL_NZ where asked.
 
     Raises:
         ValueError: N is no multiple of 8.
     """
     if values.shape[0] % 8:
         raise ValueError(f"4-bit weights need a multiple of 8 output features, not {values.shape[0]}")
-    return torch.ops.npu.npu_convert_weight_to_int4pack(values.t().to(torch.int32).contiguous())
+    matrix = values.t().to(torch.int32).contiguous()
+    if nz:
+        torch.npu.config.allow_internal_format = True  # type: ignore[attr-defined]
+        matrix = torch.ops.npu.npu_format_cast(matrix, ACL_FORMAT_FRACTAL_NZ)
+    return torch.ops.npu.npu_convert_weight_to_int4pack(matrix)
 
 
 def output_scale(scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

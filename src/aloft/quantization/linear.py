@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import torch
 from vllm.model_executor.layers.linear import LinearMethodBase, register_weight_loader_v2_supported_method
 
+from aloft.ops.projection import Projection, multiply
 from aloft.quantization.description import LayerScheme, LayerShape
 from aloft.quantization.loading import Loading
 from aloft.quantization.weight import QuantizedWeight
@@ -15,7 +16,8 @@ from aloft.quantization.weight import QuantizedWeight
 class LinearScheme:
     """One scheme's arithmetic for linear layers.
 
-    ``pack`` makes the operators' tensors from a weight, once; ``apply`` is the layer's product.
+    ``pack`` makes the operators' tensors from a weight, once; ``apply`` is the layer's product. Where that is one of
+    ``aloft.ops.projection``, ``projection`` says so: fused operators may then compute it.
     """
 
     operators: ClassVar[tuple[str, ...]] = ()
@@ -27,9 +29,16 @@ class LinearScheme:
     def pack(self, weight: QuantizedWeight, shape: LayerShape) -> dict[str, torch.Tensor]:
         raise NotImplementedError
 
+    def projection(self, layer: Any, bias: torch.Tensor | None) -> Projection | None:
+        """The layer's product; None where it is none of those."""
+        return None
+
     def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """x ``[T, K]`` in the model's dtype to ``[T, N]``."""
-        raise NotImplementedError
+        made = self.projection(layer, bias)
+        if made is None:
+            raise NotImplementedError
+        return multiply(x, made)
 
 
 @register_weight_loader_v2_supported_method

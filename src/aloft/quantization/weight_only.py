@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from aloft.ops.projection import WEIGHT_ONLY, Projection, multiply
 from aloft.quantization.description import LayerShape
 from aloft.quantization.layout import int4_matrix, int8_matrix
 from aloft.quantization.linear import LinearScheme
@@ -22,7 +23,7 @@ class WeightOnly(LinearScheme):
             raise ValueError(f"{shape.name}: weight-only quantization needs --dtype bfloat16 or float16, not float32.")
         if weight.group and weight.group % 32:
             raise ValueError(f"{shape.name}: groups must be a multiple of 32 input features, not {weight.group}.")
-        packed = int4_matrix(weight.values) if self.bits == 4 else int8_matrix(weight.values, False)
+        packed = int4_matrix(weight.values, self.nz) if self.bits == 4 else int8_matrix(weight.values, False)
         scale = weight.scale.t() if weight.group else weight.scale.flatten()
         made = {"packed": packed, "scale": scale.to(shape.dtype).contiguous()}
         if weight.zero is not None:
@@ -33,17 +34,12 @@ class WeightOnly(LinearScheme):
         self.group = weight.group
         return made
 
+    def projection(self, layer: Any, bias: torch.Tensor | None) -> Projection | None:
+        return None if hasattr(layer, "order") else self._product(layer, bias)
+
     def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         order = getattr(layer, "order", None)
-        if order is not None:
-            x = x.index_select(1, order)
-        if bias is not None and x.dtype == torch.bfloat16:
-            bias = bias.float()
-        return torch.ops.npu.npu_weight_quant_batchmatmul(
-            x,
-            layer.packed,
-            layer.scale,
-            antiquant_offset=getattr(layer, "offset", None),
-            bias=bias,
-            antiquant_group_size=self.group,
-        )
+        return multiply(x if order is None else x.index_select(1, order), self._product(layer, bias))
+
+    def _product(self, layer: Any, bias: torch.Tensor | None) -> Projection:
+        return Projection(layer.packed, bias, WEIGHT_ONLY, self.group, layer.scale, getattr(layer, "offset", None))

@@ -6,11 +6,14 @@ from typing import Any
 
 import torch
 
+from aloft.ops.projection import DYNAMIC, Projection
 from aloft.quantization.description import LayerShape
 from aloft.quantization.layout import int4_matrix, int64_scale
 from aloft.quantization.linear import LinearScheme
 from aloft.quantization.registry import LINEAR, register
 from aloft.quantization.weight import QuantizedWeight
+
+_HARDWARE_GROUP = 256
 
 
 @register("w4a8", LINEAR)
@@ -32,18 +35,11 @@ class DynamicInt4Weights(LinearScheme):
             raise ValueError(f"{shape.name}: W4A8 takes symmetric weights.")
         if weight.group % 32:
             raise ValueError(f"{shape.name}: groups must be a multiple of 32 input features, not {weight.group}.")
-        self.groups = [0, 0, weight.group] if weight.group else None
+        self.group = weight.group
+        # hardware reads FRACTAL_NZ with a scale a row, groups of 256 from plain rows
+        nz = self.nz and weight.group != _HARDWARE_GROUP
         scale = weight.scale.t() if weight.group else weight.scale.flatten()
-        return {"packed": int4_matrix(weight.values), "scale": int64_scale(scale.contiguous())}
+        return {"packed": int4_matrix(weight.values, nz), "scale": int64_scale(scale.contiguous())}
 
-    def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        codes, token_scale = torch.ops.npu.npu_dynamic_quant(x)
-        return torch.ops.npu.npu_quant_matmul(
-            codes,
-            layer.packed,
-            layer.scale,
-            pertoken_scale=token_scale,
-            bias=bias,
-            output_dtype=x.dtype,
-            group_sizes=self.groups,
-        )
+    def projection(self, layer: Any, bias: torch.Tensor | None) -> Projection:
+        return Projection(layer.packed, bias, DYNAMIC, self.group, layer.scale)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from aloft.ops.projection import DYNAMIC, Projection
 from aloft.quantization.description import LayerShape
 from aloft.quantization.layout import int8_matrix
 from aloft.quantization.linear import LinearScheme
@@ -24,8 +25,5 @@ class DynamicInt8(LinearScheme):
             raise ValueError(f"{shape.name}: W8A8 takes symmetric weights with one scale a row.")
         return {"packed": int8_matrix(weight.values, self.nz), "row_scale": weight.scale.flatten().contiguous()}
 
-    def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        codes, token_scale = torch.ops.npu.npu_dynamic_quant(x)
-        return torch.ops.npu.npu_quant_matmul(
-            codes, layer.packed, layer.row_scale, pertoken_scale=token_scale, bias=bias, output_dtype=x.dtype
-        )
+    def projection(self, layer: Any, bias: torch.Tensor | None) -> Projection:
+        return Projection(layer.packed, bias, DYNAMIC, 0, layer.row_scale)
