@@ -24,10 +24,12 @@ def _log(level: int, text: bytes, _: object) -> None:
 class LlamaEngine:
     """A context with room for the largest batch; sequences share its cache."""
 
-    def __init__(self, model: str, max_batch: int, max_length: int, threads: int) -> None:
+    def __init__(self, model: str, max_batch: int, max_length: int, threads: int, repacked: bool = True) -> None:
         api.llama_log_set(_log, ctypes.c_void_p(0))
         api.llama_backend_init()
-        self._model = api.llama_model_load_from_file(model.encode(), api.llama_model_default_params())
+        loading = api.llama_model_default_params()
+        loading.use_extra_bufts = repacked
+        self._model = api.llama_model_load_from_file(model.encode(), loading)
         if not self._model:
             raise RuntimeError(f"llama.cpp cannot load {model}")
         params = api.llama_context_default_params()
@@ -101,8 +103,12 @@ class LlamaEngine:
 
 
 def load(model: str, precision: str, max_batch: int, max_length: int, threads: int) -> LlamaEngine:
-    """A context on `threads` cores; the file's name has the precision."""
-    return LlamaEngine(model, max_batch, max_length, threads)
+    """A context on `threads` cores; the file's name has the precision.
+
+    Quantized weights stay as they are in the file: with those llama.cpp repacks for AMX, this build (0.3.x of
+    llama-cpp-python on a Sapphire Rapids) dies of SIGSEGV as soon as a batch has two tokens.
+    """
+    return LlamaEngine(model, max_batch, max_length, threads, repacked=precision not in QUANTIZED)
 
 
 def quantize(source: str, target: str, kind: str) -> None:
