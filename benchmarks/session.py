@@ -13,7 +13,7 @@ from typing import Any
 import models
 import workers
 from bounds import Roofline, Shape
-from engines import Kind
+from engines import HEAD8, Kind
 from plan import PREFILL_SAMPLES, WARM_BATCH_LENGTH, WARM_PREFILLS, WARM_STEPS, Decode, Session
 from results import Samples
 
@@ -98,7 +98,7 @@ class Sitting:
         if kind.form == "folder":
             return models.folder(self.session.model)
         if kind.form == "aloft":
-            return models.aloft_quantized(self.session.model, kind.precision)
+            return models.aloft_quantized(self.session.model, kind.precision.removesuffix(HEAD8))
         if kind.precision in models.GGUF_PLAIN:
             return models.gguf(self.session.model, kind.precision)
         return models.quantized(self.session.model, kind.precision, workers.quantize)

@@ -24,6 +24,7 @@ def test_public_surface_is_frozen():
         "graph_attention",
         "pipeline_depth",
         "fusion_level",
+        "lm_head",
     } == config.KNOWN
 
 
@@ -52,6 +53,7 @@ def test_unknown_key_names_the_nearest_valid_one(given, named):
     "given",
     [
         {"weight_nz_mode": 3},
+        {"lm_head": "int4"},
         {"weight_nz_mode": "2"},
         {"weight_nz_mode": True},
         {"num_threads": -1},

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 Tokens = list[list[int]]
+#: ends the precision of an aloft engine whose head is rounded to int8 as well
+HEAD8 = "-head8"
 
 
 class Engine(Protocol):
@@ -56,12 +58,14 @@ CLASSES: dict[str, tuple[Kind, ...]] = {
     "8-bit": (
         Kind("aloft", "w8a16", form="aloft"),
         Kind("aloft", "w8a8-dynamic", form="aloft"),
+        Kind("aloft", f"w8a8-dynamic{HEAD8}", form="aloft"),
         Kind("llama_cpp", "q8_0", "llama_cpp", "gguf"),
         Kind("openvino", "q8_0", "openvino", "gguf"),
     ),
     "4-bit": (
         Kind("aloft", "w4a16", form="aloft"),
         Kind("aloft", "w4a8", form="aloft"),
+        Kind("aloft", f"w4a8{HEAD8}", form="aloft"),
         Kind("llama_cpp", "q4_0", "llama_cpp", "gguf"),
         Kind("openvino", "q4_0", "openvino", "gguf"),
     ),

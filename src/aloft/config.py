@@ -36,6 +36,8 @@ class AloftConfig:
         (default): 2 where the device computes beside the host's threads and vLLM has not ruled it out, else 1.
     fusion_level: how much of a decoder layer one operator does: ``none``, ``partial``, ``full``, ``blocked``; ``auto``
         (default) chooses by the tokens of a step. See ``aloft.models.level``.
+    lm_head: ``auto`` (default) multiplies with the head's weights as they are loaded, ``int8`` rounds an unquantized
+        head to 8 bits with a scale a row, and its inputs token by token.
     """
 
     weight_nz_mode: int = 2
@@ -44,6 +46,7 @@ class AloftConfig:
     graph_attention: str = "auto"
     pipeline_depth: int = 0
     fusion_level: str = "auto"
+    lm_head: str = "auto"
 
     def __post_init__(self) -> None:
         if self.weight_nz_mode not in (0, 1, 2):
@@ -57,6 +60,8 @@ class AloftConfig:
                 "additional_config fusion_level must be auto, full, partial, blocked or none, "
                 f"not {self.fusion_level!r}"
             )
+        if self.lm_head not in ("auto", "int8"):
+            raise ValueError(f"additional_config lm_head must be auto or int8, not {self.lm_head!r}")
         if self.pipeline_depth not in (0, 1, 2):
             raise ValueError(
                 "additional_config pipeline_depth must be 1, 2 or 0 (automatic; vLLM keeps at most 2 steps in flight, "

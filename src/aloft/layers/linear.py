@@ -6,6 +6,7 @@ then reads it front to back once, for one token as for many.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,6 +26,8 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
 )
 
 from aloft import config
+from aloft.ops.projection import DYNAMIC, Projection, multiply
+from aloft.quantization.layout import int8_matrix
 
 ACL_FORMAT_FRACTAL_NZ = 29
 #: the matrix operators read NZ weights of these types; float32 stays ND
@@ -45,11 +48,16 @@ def product(x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) ->
     return made if x.dim() == 2 else made.view(*x.shape[:-1], packed.shape[1])
 
 
-def packing_wanted() -> bool:
-    """Whether the engine being built packs unquantized weights (``weight_nz_mode`` 2, the default)."""
+def _settings() -> config.AloftConfig:
+    """Those of the engine being built."""
     vllm_config = get_current_vllm_config_or_none()
     additional = vllm_config.additional_config if vllm_config is not None else None
-    return config.parse(additional if isinstance(additional, dict) else None).weight_nz_mode == 2
+    return config.parse(additional if isinstance(additional, dict) else None)
+
+
+def packing_wanted() -> bool:
+    """Whether the engine being built packs unquantized weights (``weight_nz_mode`` 2, the default)."""
+    return _settings().weight_nz_mode == 2
 
 
 class NzLinearMethod(UnquantizedLinearMethod):
@@ -76,24 +84,33 @@ class NzLinearMethod(UnquantizedLinearMethod):
 class NzEmbeddingMethod(UnquantizedEmbeddingMethod):
     """Look-ups in the ND table ``[vocab, hidden]``; logits from a packed copy, made when logits are first asked for.
 
-    The copy costs the table's size once more, for the head only: a tied table has to stay ND for the look-up.
+    The copy costs the table's size once more (half of it with ``lm_head`` int8), for the head only: a tied table has to
+    stay ND for the look-up.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.pack = packing_wanted()
+        self.int8 = _settings().lm_head == "int8"
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         layer.aloft_head = None  # type: ignore[assignment]
 
     def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         weight: torch.Tensor = layer.weight  # type: ignore[assignment]
-        if not self.pack or weight.dtype not in PACKABLE:
+        if weight.dtype not in PACKABLE or not (self.pack or self.int8):
             return torch.nn.functional.linear(x, weight, bias)
-        head = getattr(layer, "aloft_head", None)
+        head: Projection | None = getattr(layer, "aloft_head", None)
         if head is None:
-            head = layer.aloft_head = pack(weight.data)  # type: ignore[assignment]
-        return product(x, head, bias)
+            head = self._rounded(weight.data) if self.int8 else Projection(pack(weight.data))
+            layer.aloft_head = head  # type: ignore[assignment]
+        made = multiply(x.flatten(0, -2), head if bias is None else replace(head, bias=bias))
+        return made if x.dim() == 2 else made.view(*x.shape[:-1], made.shape[-1])
+
+    def _rounded(self, table: torch.Tensor) -> Projection:
+        """``[vocab, hidden]`` in int8 with a scale a row, as activations are rounded."""
+        codes, scale = torch.ops.npu.npu_dynamic_quant(table)
+        return Projection(int8_matrix(codes, self.pack), None, DYNAMIC, 0, scale)
 
 
 class LinearMixin:
