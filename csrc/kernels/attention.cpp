@@ -52,7 +52,8 @@ void visible_keys(const AttentionSequence& s, int64_t group, int64_t row0, int64
 
 int64_t key_bytes(const AttentionProblem& p) {
   const bool wide = p.kv == AttentionKv::F32 || (p.kv == AttentionKv::Same && p.type == AttentionType::F32);
-  return (p.d + p.d_rope + p.d_v) * (wide ? 4 : (p.kv == AttentionKv::Int8 ? 1 : 2));
+  const bool narrow = p.kv == AttentionKv::Int8 || p.kv == AttentionKv::Fp8;
+  return (p.d + p.d_rope + p.d_v) * (wide ? 4 : (narrow ? 1 : 2));
 }
 
 // How many key-value heads a task of few rows takes: all when there are enough tasks, since a token's heads lie
@@ -72,7 +73,8 @@ int64_t heads_of_task(const AttentionProblem& p, int64_t group) {
 
 // Rows of a block: large blocks read keys and values less often, small ones keep the threads busy.
 int64_t rows_of_block(const AttentionProblem& p, const AttentionKernels& kernels, int64_t group, int64_t rows) {
-  if (p.type != AttentionType::BF16 || p.kv != AttentionKv::Same || p.drop_mask || kernels.block_rows == kBlockRows) {
+  const bool tiles = p.type == AttentionType::BF16 && (p.kv == AttentionKv::Same || p.kv == AttentionKv::Fp8);
+  if (!tiles || p.drop_mask || kernels.block_rows == kBlockRows) {
     if (rows <= kBlockRows + kBlockRows / 3) return rows;
     return std::max<int64_t>(1, kBlockRows / group) * group;
   }
@@ -89,7 +91,20 @@ int64_t keys_of_part(int64_t keys) {
   return attention_pad((keys + parts - 1) / parts, kKeyTile);
 }
 
-void make_plan(const AttentionProblem& p, const AttentionKernels& kernels, Plan* plan) {
+// The part of a problem's keys that some rows may see, and into how many tasks it is cut.
+struct Part {
+  int64_t begin = 0, end = 0, step = 0, cuts = 0;
+  Part() = default;
+  Part(const AttentionSequence& s, int64_t group, int64_t row0, int64_t rows, bool cut) {
+    visible_keys(s, group, row0, rows, &begin, &end);
+    begin = begin / kKeyTile * kKeyTile;
+    if (end <= begin) return;
+    step = cut ? keys_of_part(end - begin) : end - begin;
+    cuts = (end - begin + step - 1) / step;
+  }
+};
+
+void make_plan(const AttentionProblem& p, const AttentionProblem* recent, const AttentionKernels& kernels, Plan* plan) {
   const int64_t group = p.heads / p.kv_heads, row_size = attention_partial_row(p);
   const int64_t few_heads = heads_of_task(p, group);
   plan->tasks.clear(), plan->places.clear(), plan->merges.clear();
@@ -105,22 +120,26 @@ void make_plan(const AttentionProblem& p, const AttentionKernels& kernels, Plan*
     for (int64_t row0 = 0; row0 < rows; row0 += block) {
       AttentionTask t;
       t.sequence = b, t.row0 = row0, t.rows = std::min(block, rows - row0);
-      int64_t begin, end;
-      visible_keys(s, group, cut ? 0 : row0, cut ? rows : t.rows, &begin, &end);
-      begin = begin / kKeyTile * kKeyTile;
-      const int64_t part = cut && end > begin ? keys_of_part(end - begin) : end - begin;
-      const int64_t cuts = end > begin ? (end - begin + part - 1) / part : 1;
-      const int64_t head_size = t.rows * row_size;
-      plan->bytes += (end - begin) * p.kv_heads * key_bytes(p) * ((t.rows + 15) / 16);
+      const AttentionProblem* of[2] = {&p, recent};
+      Part parts[2];
+      for (int i = 0; i < 2 && of[i]; ++i) {
+        parts[i] = Part(of[i]->sequences[b], group, cut ? 0 : row0, cut ? rows : t.rows, cut);
+        plan->bytes += (parts[i].end - parts[i].begin) * p.kv_heads * key_bytes(*of[i]) * ((t.rows + 15) / 16);
+      }
+      if (parts[0].cuts + parts[1].cuts == 0) parts[0].cuts = 1;  // a task that finishes rows without keys
+      const int64_t cuts = parts[0].cuts + parts[1].cuts, head_size = t.rows * row_size;
       for (int64_t h = 0; h < p.kv_heads; h += task_heads) {
         t.kv_head = h, t.kv_heads = std::min(task_heads, p.kv_heads - h);
         for (int64_t c = 0; c < cuts; ++c) {
-          t.key0 = begin + c * part;
-          t.key1 = std::min(end, t.key0 + part);
+          t.recent = c >= parts[0].cuts;
+          const Part& part = parts[t.recent];
+          t.key0 = part.begin + (t.recent ? c - parts[0].cuts : c) * part.step;
+          t.key1 = std::min(part.end, t.key0 + part.step);
           plan->tasks.push_back(t);
           plan->places.push_back(cuts > 1 ? floats + static_cast<size_t>((c * p.kv_heads + h) * head_size) + 1 : 0);
         }
       }
+      t.recent = false;
       if (cuts > 1) {
         t.kv_heads = 1;
         for (t.kv_head = 0; t.kv_head < p.kv_heads; ++t.kv_head)
@@ -137,18 +156,21 @@ void make_plan(const AttentionProblem& p, const AttentionKernels& kernels, Plan*
 
 }  // namespace
 
-void attention_forward(const AttentionProblem& p) {
+void attention_forward(const AttentionProblem& p, const AttentionProblem* recent) {
   thread_local Plan plan;
   const AttentionKernels& kernels = attention_kernels();
-  make_plan(p, kernels, &plan);
+  make_plan(p, recent, kernels, &plan);
   const int64_t tasks = static_cast<int64_t>(plan.tasks.size()), merges = static_cast<int64_t>(plan.merges.size());
   const int64_t step = p.kv_heads * attention_partial_row(p);
   // Causal blocks grow with the row: the long ones first, so that the threads end together. Sequences of one task each:
   // in their order, in which threads have made the queries, keys and values of a decode step.
   const int64_t way = tasks == p.count ? 1 : -1;
   const AttentionTask* start = way > 0 ? plan.tasks.data() : plan.tasks.data() + tasks - 1;
-  const auto run = [&p, &kernels, start, way](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) kernels.run(p, start[way * i], i + 1 < end ? start + way * (i + 1) : nullptr);
+  const auto run = [&p, recent, &kernels, start, way](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const AttentionTask &task = start[way * i], *next = i + 1 < end ? start + way * (i + 1) : nullptr;
+      kernels.run(task.recent ? *recent : p, task, next && next->recent == task.recent ? next : nullptr);
+    }
   };
   Merge* first = plan.merges.data();
   float* partial = plan.partial.data();

@@ -11,7 +11,7 @@
 namespace aloft {
 
 enum class AttentionType : int { F32 = 0, F16 = 1, BF16 = 2 };
-enum class AttentionKv : int { Same = 0, F32 = 1, Int8 = 2 };
+enum class AttentionKv : int { Same = 0, F32 = 1, Int8 = 2, Fp8 = 3 };
 
 // "No bound" for the visibility shifts; far above any length, far below overflow.
 constexpr int64_t kAttentionFar = int64_t{1} << 40;
@@ -50,12 +50,16 @@ struct AttentionProblem {
   const uint8_t* drop_mask = nullptr;  // bits, 1 keeps; kept values are divided by keep_prob
   float keep_prob = 1.f;
   // Keys and values of another type than the rest (forward only, without ropes). Int8: k = (key + k_offset) * k_scale
-  // with scales [kv_heads, d] and [kv_heads, d_v]; offsets may be null.
+  // with scales [kv_heads, d] and [kv_heads, d_v]; offsets may be null. Fp8: k = e4m3 * 2^exponent with an exponent a
+  // token, [blocks, block_size] of the paged cache (kernels/kv_fp8.h).
   AttentionKv kv = AttentionKv::Same;
   const float* k_scale = nullptr;
   const float* k_offset = nullptr;
   const float* v_scale = nullptr;
   const float* v_offset = nullptr;
+  const int8_t* k_exponents = nullptr;
+  const int8_t* v_exponents = nullptr;
+  int64_t exponent_block = 0;  // step between blocks
   // Strides in elements.
   int64_t q_token = 0, q_head = 0, q_rope_token = 0, q_rope_head = 0;
   int64_t k_token = 0, k_head = 0, k_block = 0, k_chunk = 16;
@@ -70,7 +74,9 @@ struct AttentionProblem {
   int64_t count = 0;
 };
 
-ALOFT_KERNEL_API void attention_forward(const AttentionProblem& problem);
+// With `recent`, a row attends to the keys of both: the same queries, heads, outputs and sequences, other keys and
+// bounds, so that no key is seen twice. Sinks are those of `problem`.
+ALOFT_KERNEL_API void attention_forward(const AttentionProblem& problem, const AttentionProblem* recent = nullptr);
 
 // Where the gradients of a sequence go; element (row 0, head 0) of each, strides in AttentionGrad.
 struct AttentionGradSequence {

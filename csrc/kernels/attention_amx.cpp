@@ -103,16 +103,34 @@ inline void many_extras(const Rows& rows, const Scoring& scoring, int64_t row0, 
   }
 }
 
+// Values [key, key + n) of one head as rows of `width` bf16 numbers.
+inline void widen_values(const AttentionProblem& p, const AttentionSequence& s, const Lies& lies, int64_t head,
+                         int64_t key, int64_t n, int64_t width, bf16* to, const bf16** rows) {
+  const f8* from[kTileKeys];
+  int8_t exponents[kTileKeys];
+  find_rows(s.v, s.blocks, lies.v, head, key, n, from);
+  token_exponents(p, s, p.v_exponents, key, n, exponents);
+  for (int64_t j = 0; j < n; ++j) {
+    rows[j] = to + j * width;
+    widen_token(from[j], p.d_v, exponents[j], to + j * width);
+    if (p.d_v < width) memset(to + j * width + p.d_v, 0, static_cast<size_t>(width - p.d_v) * sizeof(bf16));
+  }
+}
+
 // Values [key, key + n) of one head, transposed: tiles of 16 values x 32 keys, keys of one value tile together.
 inline void transpose_values(const AttentionProblem& p, const AttentionSequence& s, const Lies& lies,
-                             const Shape& shape, int64_t head, int64_t key, int64_t n, bf16* to) {
+                             const Shape& shape, int64_t head, int64_t key, int64_t n, bf16* wide, bf16* to) {
   const bf16* from[kTileKeys];
-  find_rows(s.v, s.blocks, lies.v, head, key, n, from);
+  const bool fp8 = p.kv == AttentionKv::Fp8;
+  if (fp8)
+    widen_values(p, s, lies, head, key, n, shape.value_steps * kStep, wide, from);
+  else
+    find_rows(s.v, s.blocks, lies.v, head, key, n, from);
   const int64_t groups = (n + kStep - 1) / kStep;
   for (int64_t g = 0; g < groups; ++g)
     for (int64_t c = 0; c < shape.value_steps; ++c) {
       __m512 first[16], second[16];
-      const bool whole = shape.direct_values && n >= (g + 1) * kStep;
+      const bool whole = (fp8 || shape.direct_values) && n >= (g + 1) * kStep;
       const int64_t width = p.d_v - c * kStep < kStep ? p.d_v - c * kStep : kStep;
       for (int64_t i = 0; i < kSide; ++i) {
         __m512i a, b;
@@ -153,13 +171,14 @@ void run_many(const AttentionProblem& p, const AttentionTask& t, Scratch& scratc
   const int64_t steps = shape.steps, out_tiles = 2 * shape.value_steps, width = steps * kStep;
   const int64_t out_size = out_tiles * 2 * kTileFloats;  // of a pair: tiles of 16 values x 16 rows, two columns
   float* scores = scratch.get(kTileKeys * kPairRows * 2 + lanes * (width / 2 + 5) + kTileKeys * (width / 2) +
-                              kTileKeys * (shape.value_steps * kStep / 2) + pairs * out_size + kSide * width +
+                              kTileKeys * (shape.value_steps * kStep / 2) * 2 + pairs * out_size + kSide * width +
                               kSide * shape.value_steps * kStep);
   bf16* weights = reinterpret_cast<bf16*>(scores + kTileKeys * kPairRows);
   bf16* q = weights + kTileKeys * kPairRows * 2;
   bf16* keys = q + lanes * width;
   bf16* values = keys + kTileKeys * width;
-  float* out = reinterpret_cast<float*>(values + kTileKeys * shape.value_steps * kStep);
+  bf16* wide = values + kTileKeys * shape.value_steps * kStep;  // values of 8 bits, as they lie
+  float* out = reinterpret_cast<float*>(wide + kTileKeys * shape.value_steps * kStep);
   Block block;
   block.reference = out + pairs * out_size;
   block.top = block.reference + lanes;
@@ -191,8 +210,11 @@ void run_many(const AttentionProblem& p, const AttentionTask& t, Scratch& scratc
   const int64_t aligned = rows.begin / kTileKeys * kTileKeys;
   for (int64_t key = aligned > t.key0 ? aligned : t.key0; key < rows.end; key += kTileKeys) {
     const int64_t n = rows.end - key < kTileKeys ? rows.end - key : kTileKeys;
-    copy_keys(p, s, lies, t.kv_head, key, n, attention_pad(n, kStep), steps, keys);
-    transpose_values(p, s, lies, shape, t.kv_head, key, n, values);
+    if (p.kv == AttentionKv::Fp8)
+      copy_keys_fp8(p, s, lies, t.kv_head, key, n, attention_pad(n, kStep), steps, keys);
+    else
+      copy_keys(p, s, lies, t.kv_head, key, n, attention_pad(n, kStep), steps, keys);
+    transpose_values(p, s, lies, shape, t.kv_head, key, n, wide, values);
     for (int64_t pair = 0; pair < pairs; ++pair) {
       const int64_t r0 = pair * kPairRows, last = r0 + kPairRows - 1;
       // Bounds grow with the row.
@@ -280,8 +302,8 @@ void run_many(const AttentionProblem& p, const AttentionTask& t, Scratch& scratc
 }
 
 void run(const AttentionProblem& p, const AttentionTask& t, const AttentionTask* after) {
-  if (p.type != AttentionType::BF16 || p.kv != AttentionKv::Same || p.drop_mask)
-    return kAttentionAvx512.run(p, t, after);
+  const bool served = p.kv == AttentionKv::Same || p.kv == AttentionKv::Fp8;
+  if (p.type != AttentionType::BF16 || !served || p.drop_mask) return kAttentionAvx512.run(p, t, after);
   if (p.sequences[t.sequence].q_len * (p.heads / p.kv_heads) <= kDotRows) return attention_few_amx(p, t, after);
   static thread_local Scratch scratch;
   run_many(p, t, scratch);

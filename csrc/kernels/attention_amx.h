@@ -38,6 +38,54 @@ inline V high_part(V x) {
 inline __m512i bf16_pair(V first, V second) { return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(second, first)); }
 inline __m512i words(const bf16* p) { return _mm512_loadu_si512(p); }
 
+// e4m3 numbers to bf16, multiplied by a power of two (exact). One a token, or the same for all.
+struct Fp8Scale {
+  __m512i bias, small;  // what is added to the shifted bits; the numbers without exponent bits, 0 to 7
+  explicit Fp8Scale(int exponent) {
+    // bf16 of 0 to 7 times 2^-9
+    const __m128i table = _mm_setr_epi16(0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60);
+    const int step = exponent * 128;
+    bias = _mm512_set1_epi16(static_cast<short>(120 * 128 + step));
+    small = _mm512_maskz_add_epi16(0xfe, _mm512_castsi128_si512(table), _mm512_set1_epi16(static_cast<short>(step)));
+  }
+};
+inline __m512i words(const f8* p, const Fp8Scale& scale) {
+  const __m512i w = _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  const __mmask32 no_exponent = _mm512_testn_epi16_mask(w, _mm512_set1_epi16(0x78));
+  const __m512i shifted = _mm512_and_si512(_mm512_slli_epi16(w, 4), _mm512_set1_epi16(0x7f0));
+  const __m512i made =
+      _mm512_mask_permutexvar_epi16(_mm512_add_epi16(shifted, scale.bias), no_exponent, w, scale.small);
+  return _mm512_ternarylogic_epi64(made, w, _mm512_set1_epi16(static_cast<short>(0x8000)), 0xf8);  // made | w & sign
+}
+inline void widen_row(const f8* from, int64_t n, const Fp8Scale& scale, bf16* to) {
+  int64_t i = 0;
+  for (; i + 32 <= n; i += 32) _mm512_storeu_si512(to + i, words(from + i, scale));
+  if (i < n) {
+    f8 last[32] = {};
+    memcpy(last, from + i, static_cast<size_t>(n - i));
+    const __mmask32 rest = (__mmask32{1} << (n - i)) - 1;
+    _mm512_mask_storeu_epi16(to + i, rest, words(last, scale));
+  }
+}
+
+// The exponents of keys [key, key + n), one a token.
+inline void token_exponents(const AttentionProblem& p, const AttentionSequence& s, const int8_t* exponents, int64_t key,
+                            int64_t n, int8_t* to) {
+  for (int64_t i = 0; i < n;) {
+    const int64_t in_block = (key + i) % p.block_size;
+    const int64_t run = p.block_size - in_block < n - i ? p.block_size - in_block : n - i;
+    memcpy(to + i, exponents + s.blocks[(key + i) / p.block_size] * p.exponent_block + in_block,
+           static_cast<size_t>(run));
+    i += run;
+  }
+}
+
+// A token of 8-bit floats as bf16; NaN throughout where its exponent says so.
+inline void widen_token(const f8* from, int64_t n, int exponent, bf16* to) {
+  if (exponent != -128) return widen_row(from, n, Fp8Scale(exponent), to);
+  for (int64_t i = 0; i < n; ++i) to[i].bits = 0x7fc0;
+}
+
 // `n` values of a row whose 16-element pieces lie `chunk` apart.
 inline void copy_row(const bf16* from, int64_t n, int64_t chunk, bf16* to) {
   if (chunk == 16) {
@@ -56,7 +104,8 @@ struct Shape {
     const int64_t d = p.d + p.d_rope;
     steps = (d + kStep - 1) / kStep;
     value_steps = (p.d_v + kStep - 1) / kStep;
-    direct_keys = p.d_rope == 0 && d % kStep == 0 && p.k_chunk == 16 && p.block_size % kSide == 0;
+    direct_keys =
+        p.kv == AttentionKv::Same && p.d_rope == 0 && d % kStep == 0 && p.k_chunk == 16 && p.block_size % kSide == 0;
     direct_values = p.d_v % kStep == 0 && p.v_chunk == 16;
   }
 };
@@ -82,6 +131,21 @@ inline void copy_keys(const AttentionProblem& p, const AttentionSequence& s, con
   }
   if (d < width)
     for (int64_t j = 0; j < n; ++j) memset(to + j * width + d, 0, static_cast<size_t>(width - d) * sizeof(bf16));
+  if (n < rows) memset(to + n * width, 0, static_cast<size_t>((rows - n) * width) * sizeof(bf16));
+}
+
+// The same of 8-bit floats, as numbers.
+inline void copy_keys_fp8(const AttentionProblem& p, const AttentionSequence& s, const Lies& lies, int64_t head,
+                          int64_t key, int64_t n, int64_t rows, int64_t steps, bf16* to) {
+  const int64_t width = steps * kStep;
+  const f8* from[kTileKeys];
+  int8_t exponents[kTileKeys];
+  find_rows(s.k, s.blocks, lies.k, head, key, n, from);
+  token_exponents(p, s, p.k_exponents, key, n, exponents);
+  for (int64_t j = 0; j < n; ++j) {
+    widen_token(from[j], p.d, exponents[j], to + j * width);
+    if (p.d < width) memset(to + j * width + p.d, 0, static_cast<size_t>(width - p.d) * sizeof(bf16));
+  }
   if (n < rows) memset(to + n * width, 0, static_cast<size_t>((rows - n) * width) * sizeof(bf16));
 }
 

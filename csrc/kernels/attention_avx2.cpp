@@ -23,6 +23,10 @@ inline V load(const f16* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret
 inline V load(const int8_t* p) {
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
 }
+inline V load(const f8* p) {
+  const __m128i wide = _mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+  return _mm256_cvtph_ps(_mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16(static_cast<short>(0xbf80))));
+}
 inline void store(float* p, V a) { _mm256_storeu_ps(p, a); }
 inline V set1(float x) { return _mm256_set1_ps(x); }
 inline V add(V a, V b) { return _mm256_add_ps(a, b); }

@@ -1,4 +1,7 @@
-// Attention of few rows (decode) through AMX tiles: see attention_amx.cpp.
+// Attention of few rows (decode) through AMX tiles: see attention_amx.cpp. A cache of 8-bit floats is widened tile by
+// tile, without its tokens' exponents: those go into scores and weights.
+#include <type_traits>
+
 #include "kernels/attention_amx.h"
 
 namespace aloft {
@@ -61,7 +64,7 @@ class Stream {
   void add(const AttentionProblem& p, const Lies& lies, const AttentionTask& t, int value) {
     const AttentionSequence& s = p.sequences[t.sequence];
     const Lie& lie = value ? lies.v : lies.k;
-    const int64_t d = value ? p.d_v : p.d, size = static_cast<int64_t>(sizeof(bf16));
+    const int64_t d = value ? p.d_v : p.d, size = p.kv == AttentionKv::Fp8 ? 1 : 2;
     if (t.key0 >= t.key1 || lie.head != d || lie.chunk != 16) return;  // heads that do not lie side by side
     part_[count_++] = {static_cast<const char*>(value ? s.v : s.k) + t.kv_head * lie.head * size,
                        s.blocks,
@@ -142,9 +145,12 @@ inline void transpose_four(const float* from, int64_t m, float* to, int64_t stri
 // Scores of one row, keys [key, key + n), to weights: `high` and `low` parts, both of `padded` values. The maximum and
 // the sum of the row are returned.
 inline void few_weights(const Rows& rows, const Scoring& scoring, int64_t r, int64_t key, int64_t n, int64_t padded,
-                        float* s, bf16* high, bf16* low, float* m, float* l) {
+                        const float* k_scales, const float* v_scales, float* s, bf16* high, bf16* low, float* m,
+                        float* l) {
   const AttentionProblem& p = rows.p;
   const int64_t token = rows.token(r), head = rows.head(r);
+  if (k_scales)
+    for (int64_t j = 0; j < padded; j += W) store(s + j, mul(load(s + j), load(k_scales + j)));
   if (!scoring.plain) {
     for (int64_t j = 0; j < padded; j += W) store(s + j, mul(load(s + j), set1(p.scale)));
     if (rows.s.pse)
@@ -167,8 +173,9 @@ inline void few_weights(const Rows& rows, const Scoring& scoring, int64_t r, int
   const V unit = set1(scoring.unit), zero = set1((highest == kMinusInf ? 0.f : -highest) * scoring.unit);
   V total = set1(0.f);
   for (int64_t j = 0; j < padded; j += 2 * W) {
-    const V a = exp2_vector(fma(load(s + j), unit, zero)), b = exp2_vector(fma(load(s + j + W), unit, zero));
+    V a = exp2_vector(fma(load(s + j), unit, zero)), b = exp2_vector(fma(load(s + j + W), unit, zero));
     total = add(total, add(a, b));
+    if (v_scales) a = mul(a, load(v_scales + j)), b = mul(b, load(v_scales + j + W));
     const V ah = high_part(a), bh = high_part(b);
     _mm512_store_si512(high + j, bf16_pair(ah, bh));
     _mm512_store_si512(low + j, bf16_pair(sub(a, ah), sub(b, bh)));
@@ -182,13 +189,26 @@ inline void interleave(__m512i a, __m512i b, bf16* first, bf16* second) {
   _mm512_store_si512(first, _mm512_unpacklo_epi16(a, b));
   _mm512_store_si512(second, _mm512_unpackhi_epi16(a, b));
 }
+// 32 numbers of a row as bf16; up to 32 of them, whose 16-element pieces lie `chunk` apart.
+inline __m512i in_words(const bf16* p, const Fp8Scale&) { return words(p); }
+inline __m512i in_words(const f8* p, const Fp8Scale& scale) { return words(p, scale); }
+inline void part_of_row(const bf16* row, int64_t at, int64_t n, int64_t chunk, const Fp8Scale&, bf16* to) {
+  copy_row(row + at / 16 * chunk, n, chunk, to);
+}
+inline void part_of_row(const f8* row, int64_t at, int64_t n, int64_t, const Fp8Scale& scale, bf16* to) {
+  widen_row(row + at, n, scale, to);
+}
 inline void in_order(V first, V second, float* to) {
   const __m512i begin = _mm512_set_epi32(23, 22, 21, 20, 7, 6, 5, 4, 19, 18, 17, 16, 3, 2, 1, 0);
   store(to, _mm512_permutex2var_ps(first, begin, second));
   store(to + W, _mm512_permutex2var_ps(first, _mm512_add_epi32(begin, _mm512_set1_epi32(8)), second));
 }
 
+template <bool kFp8>
 void run_few(const AttentionProblem& p, const AttentionTask& t, const AttentionTask* after, Scratch& scratch) {
+  using K = std::conditional_t<kFp8, f8, bf16>;
+  constexpr int64_t kFetch = kFp8 ? kSide / 2 : kSide;
+  const Fp8Scale one(0);
   const Rows first(p, t, t.kv_head);
   const AttentionSequence& s = first.s;
   const Shape shape(p);
@@ -199,15 +219,23 @@ void run_few(const AttentionProblem& p, const AttentionTask& t, const AttentionT
   const int64_t columns = m <= 4 ? 4 : kSide, steps = shape.steps, value_steps = shape.value_steps;
   const int64_t out_tile = 2 * m * kSide;
   float* scores = scratch.get(heads * (2 * m * padded + (steps + 1) * kTileFloats + value_steps * 2 * out_tile) +
-                              (2 * steps + 4 * value_steps + 2 * heads) * kTileFloats +
-                              attention_pad(heads * m * 2, W) + value_steps * kStep);
+                              ((kFp8 ? heads : 1) * 2 * steps + 4 * value_steps + 2 * heads) * kTileFloats +
+                              attention_pad(heads * m * 2, W) + value_steps * kStep + (kFp8 ? 2 * padded : 0));
   bf16* weights = reinterpret_cast<bf16*>(scores + heads * m * padded);  // of each head: high rows, low rows
   bf16* q = weights + heads * 2 * m * padded;
-  bf16* line = q + heads * steps * kTileWords;  // keys or values brought into order
-  float* out = reinterpret_cast<float*>(line + (2 * steps + 4 * value_steps) * kTileWords);
+  bf16* line = q + heads * steps * kTileWords;                       // keys or values brought into order
+  bf16* pairs = line + (kFp8 ? heads : 1) * 2 * steps * kTileWords;  // values, two tokens interleaved
+  float* out = reinterpret_cast<float*>(pairs + 4 * value_steps * kTileWords);
   float* product = out + heads * value_steps * 2 * out_tile;
   float* stats = product + heads * 2 * kTileFloats;
   float* row = stats + attention_pad(heads * m * 2, W);
+  float *k_scales = nullptr, *v_scales = nullptr;  // of the tokens
+  if (kFp8) {
+    k_scales = row + value_steps * kStep, v_scales = k_scales + padded;
+    exponent_scales(p, s, p.k_exponents, begin, n, 0, k_scales);
+    exponent_scales(p, s, p.v_exponents, begin, n, 0, v_scales);
+    for (int64_t j = n; j < padded; ++j) k_scales[j] = v_scales[j] = 0.f;
+  }
 
   TileShapes shapes;
   const int column_bytes = static_cast<int>(columns) * 4, weight_rows = static_cast<int>(2 * m);
@@ -246,15 +274,29 @@ void run_few(const AttentionProblem& p, const AttentionTask& t, const AttentionT
     for (int64_t g = 0; g < parts; ++g)
       if (shape.direct_keys && n - at - g * kSide >= kSide)
         find_rows(s.k, s.blocks, lies.k, t.kv_head, begin + at + g * kSide, 1, bases + g);
+    if (kFp8) {
+      const int64_t here = n - at < kStep ? n - at : kStep, width = steps * kStep;
+      const f8* from[kStep];
+      find_rows(s.k, s.blocks, lies.k, t.kv_head, begin + at, here, from);
+      for (int64_t h = 0; h < heads; ++h) {
+        bf16* to = line + h * 2 * steps * kTileWords;
+        for (int64_t j = 0; j < here; ++j) {
+          widen_row(from[j] + h * lies.k.head, p.d, one, to + j * width);
+          if (p.d < width) memset(to + j * width + p.d, 0, static_cast<size_t>(width - p.d) * sizeof(bf16));
+        }
+        if (here < parts * kSide)
+          memset(to + here * width, 0, static_cast<size_t>((parts * kSide - here) * width) * sizeof(bf16));
+      }
+    }
     for (int64_t h = 0; h < heads; ++h) {
       const bf16* keys[2];
       size_t stride[2];
       for (int64_t g = 0; g < parts; ++g) {
         const int64_t left = n - at - g * kSide;
-        bf16* copy = line + g * steps * kTileWords;
+        bf16* copy = line + ((kFp8 ? h : 0) * 2 + g) * steps * kTileWords;
         keys[g] = bases[g] ? bases[g] + h * lies.k.head : copy;
         stride[g] = static_cast<size_t>(bases[g] ? lies.k.token : steps * kStep) * sizeof(bf16);
-        if (!bases[g])
+        if (!kFp8 && !bases[g])
           copy_keys(p, s, lies, t.kv_head + h, begin + at + g * kSide, left < kSide ? left : kSide, kSide, steps, copy);
       }
       const bf16* query = q + h * steps * kTileWords;
@@ -266,10 +308,10 @@ void run_few(const AttentionProblem& p, const AttentionTask& t, const AttentionT
           _tile_loadd(3, query + i * q_step, q_row);
           _tile_loadd(2, keys[0] + i * kStep, stride[0]);
           _tile_dpbf16ps(0, 2, 3);
-          stream.fetch(kSide);
+          stream.fetch(kFetch);
           _tile_loadd(2, keys[1] + i * kStep, stride[1]);
           _tile_dpbf16ps(1, 2, 3);
-          stream.fetch(kSide);
+          stream.fetch(kFetch);
         }
         _tile_stored(1, to + kTileFloats, q_row);
       } else {
@@ -277,7 +319,7 @@ void run_few(const AttentionProblem& p, const AttentionTask& t, const AttentionT
           _tile_loadd(3, query + i * q_step, q_row);
           _tile_loadd(2, keys[0] + i * kStep, stride[0]);
           _tile_dpbf16ps(0, 2, 3);
-          stream.fetch(kSide);
+          stream.fetch(kFetch);
         }
       }
       _tile_stored(0, to, q_row);
@@ -300,16 +342,16 @@ void run_few(const AttentionProblem& p, const AttentionTask& t, const AttentionT
       bf16* high = weights + (h * 2 * m + r) * padded;
       float* stat = stats + 2 * (h * m + r);
       if (n)
-        few_weights(rows, scoring, r, begin, n, padded, scores + (h * m + r) * padded, high, high + m * padded, stat,
-                    stat + 1),
-            stream.fetch(kSide);
+        few_weights(rows, scoring, r, begin, n, padded, k_scales, v_scales, scores + (h * m + r) * padded, high,
+                    high + m * padded, stat, stat + 1),
+            stream.fetch(kFetch);
       else
         stat[0] = kMinusInf, stat[1] = 0.f;
     }
   }
   if (!n) memset(out, 0, static_cast<size_t>(heads * value_steps * 2 * out_tile) * sizeof(float));
 
-  const bf16* values[2 * kStep];
+  const K* values[2 * kStep];
   for (int64_t at = 0; at < n; at += 2 * kStep) {
     const int64_t here = n - at < 2 * kStep ? n - at : 2 * kStep, groups = (here + kStep - 1) / kStep;
     find_rows(s.v, s.blocks, lies.v, t.kv_head, begin + at, here, values);
@@ -318,21 +360,21 @@ void run_few(const AttentionProblem& p, const AttentionTask& t, const AttentionT
       const bf16* left_tile = weights + h * 2 * m * padded + at;
       for (int64_t c = 0; c < value_steps; ++c)
         for (int64_t g = 0; g < groups; ++g) {
-          bf16* tile = line + (c * 2 + g) * 2 * kTileWords;
+          bf16* tile = pairs + (c * 2 + g) * 2 * kTileWords;
           if (shape.direct_values && here >= (g + 1) * kStep) {
 #pragma GCC unroll 4
             for (int64_t i = 0; i < kSide; ++i) {
-              interleave(words(values[g * kStep + 2 * i] + offset + c * kStep),
-                         words(values[g * kStep + 2 * i + 1] + offset + c * kStep), tile + i * kStep,
+              interleave(in_words(values[g * kStep + 2 * i] + offset + c * kStep, one),
+                         in_words(values[g * kStep + 2 * i + 1] + offset + c * kStep, one), tile + i * kStep,
                          tile + kTileWords + i * kStep);
-              stream.fetch(2);
+              stream.fetch(kFp8 ? 1 : 2);
             }
           } else {
             for (int64_t i = 0; i < kStep; i += 2) {
               alignas(64) bf16 both[2][kStep] = {};
               for (int64_t e = 0; e < 2; ++e) {
                 const int64_t j = g * kStep + i + e, width = p.d_v - c * kStep < kStep ? p.d_v - c * kStep : kStep;
-                if (j < here) copy_row(values[j] + offset + c * kStep / 16 * p.v_chunk, width, p.v_chunk, both[e]);
+                if (j < here) part_of_row(values[j] + offset, c * kStep, width, p.v_chunk, one, both[e]);
               }
               interleave(words(both[0]), words(both[1]), tile + i / 2 * kStep, tile + kTileWords + i / 2 * kStep);
             }
@@ -340,7 +382,7 @@ void run_few(const AttentionProblem& p, const AttentionTask& t, const AttentionT
         }
       for (int64_t c = 0; c < value_steps; ++c) {
         float* to = out + (h * value_steps + c) * 2 * out_tile;
-        const bf16* tile = line + c * 4 * kTileWords;
+        const bf16* tile = pairs + c * 4 * kTileWords;
         if (at) {
           _tile_loadd(6, to, kSide * sizeof(float));
           _tile_loadd(7, to + out_tile, kSide * sizeof(float));
@@ -378,7 +420,8 @@ void run_few(const AttentionProblem& p, const AttentionTask& t, const AttentionT
 
 void attention_few_amx(const AttentionProblem& p, const AttentionTask& t, const AttentionTask* after) {
   static thread_local Scratch scratch;
-  run_few(p, t, after, scratch);
+  if (p.kv == AttentionKv::Fp8) return run_few<true>(p, t, after, scratch);
+  run_few<false>(p, t, after, scratch);
 }
 
 }  // namespace aloft

@@ -1,6 +1,6 @@
 // What every form of the attention kernel is made of, compiled once per instruction set inside an unnamed namespace:
 // exponentials, where rows lie, what a row sees, how it ends. The including file defines: V (a vector of W floats),
-// load(const T*) for float, bf16, f16 and int8_t, store, set1, add, sub, mul, div, fma (a * b + c), maximum,
+// load(const T*) for float, bf16, f16, int8_t and f8, store, set1, add, sub, mul, div, fma (a * b + c), maximum,
 // round_to_int, pow2 (2^n for integral n), pick_ge (a >= b ? x : y), sum, largest.
 // No standard library here: an inline function shared with other files could carry these instructions there.
 
@@ -70,6 +70,23 @@ inline void find_rows(const void* base, const int32_t* blocks, const Lie& lie, i
     const int64_t run = lie.block_size - in_block < n - i ? lie.block_size - in_block : n - i;
     const T* row = start + blocks[block] * lie.block + in_block * lie.token;
     for (int64_t r = 0; r < run; ++r, row += lie.token) rows[i + r] = row;
+    i += run;
+  }
+}
+
+// 2^(exponent + shift) of keys [key, key + n), one a token; NaN for a token that is.
+inline void exponent_scales(const AttentionProblem& p, const AttentionSequence& s, const int8_t* exponents, int64_t key,
+                            int64_t n, int shift, float* to) {
+  int64_t i = 0;
+  while (i < n) {
+    const int64_t in_block = (key + i) % p.block_size;
+    const int64_t run = p.block_size - in_block < n - i ? p.block_size - in_block : n - i;
+    const int8_t* from = exponents + s.blocks[(key + i) / p.block_size] * p.exponent_block + in_block;
+    for (int64_t r = 0; r < run; ++r) {
+      const uint32_t biased = from[r] == -128 ? 0xff : static_cast<uint32_t>(from[r] + shift + 127);
+      const uint32_t bits = biased << 23 | (biased == 0xff ? 0x400000 : 0);
+      memcpy(to + i + r, &bits, 4);
+    }
     i += run;
   }
 }

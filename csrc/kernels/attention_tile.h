@@ -15,6 +15,7 @@ struct AttentionTask {
   int64_t sequence = 0, kv_head = 0, kv_heads = 1, row0 = 0, rows = 0, key0 = 0, key1 = 0;
   // Null: the task finishes its rows; else, head by head, rows x (d_v padded + 2): values, max, sum.
   float* partial = nullptr;
+  bool recent = false;  // of the second problem of the call
 };
 
 struct AttentionKernels {

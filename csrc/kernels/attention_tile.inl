@@ -270,12 +270,17 @@ void run_dots(const AttentionProblem& p, const AttentionTask& t, Scratch& scratc
     wide_keys[j] = wide_k + j * dp;
     wide_values[j] = wide_v + j * vp;
   }
-  TileRows<K> tiles[2];  // this one and the next, which is fetched meanwhile
+  alignas(64) float k_scales[kKeyTile], v_scales[kKeyTile];  // of the tile's tokens, where each has its own
+  TileRows<K> tiles[2];                                      // this one and the next, which is fetched meanwhile
   int turn = 0;
   const auto size_at = [&](int64_t key) { return first.end - key < kKeyTile ? first.end - key : kKeyTile; };
   if (first.begin < first.end) tiles[0].find(p, s, t.kv_head, first.begin, size_at(first.begin));
   for (int64_t key = first.begin; key < first.end; key += kKeyTile) {
     const int64_t n = size_at(key), n4 = (n + 3) / 4 * 4;
+    if (p.k_exponents) {
+      exponent_scales(p, s, p.k_exponents, key, n, 8, k_scales);
+      exponent_scales(p, s, p.v_exponents, key, n, 8, v_scales);
+    }
     for (int64_t h = 0; h < heads; ++h, turn ^= 1) {
       const Rows rows(p, t, t.kv_head + h);
       float *q = state + h * of_head, *out = q + m_rows * dp, *m = out + m_rows * vp, *l = m + m_rows;
@@ -303,7 +308,13 @@ void run_dots(const AttentionProblem& p, const AttentionTask& t, Scratch& scratc
       if (p.k_offset)
         for (int64_t r = 0; r < m_rows; ++r)
           for (int64_t j = 0; j < n; ++j) scores[r * kKeyTile + j] += l[m_rows + r];
+      if (p.k_exponents)
+        for (int64_t r = 0; r < m_rows; ++r)
+          for (int64_t j = 0; j < n; ++j) scores[r * kKeyTile + j] *= k_scales[j];
       for (int64_t r = 0; r < m_rows; ++r) soften(rows, r, key, n, scores + r * kKeyTile, m + r, l + r, out + r * vp);
+      if (p.v_exponents)
+        for (int64_t r = 0; r < m_rows; ++r)
+          for (int64_t j = 0; j < n; ++j) scores[r * kKeyTile + j] *= v_scales[j];
       if (direct_v) {
         all_values<K>(scores, m_rows, tile.values, p.d_v, n, out, vp, ahead_v);
       } else {
@@ -356,6 +367,7 @@ void run_block(const AttentionProblem& p, const AttentionTask& t, Scratch& scrat
   }
   memset(out, 0, static_cast<size_t>(count * vp) * sizeof(float));
   const K* keys[kKeyTile];
+  float scales[kKeyTile];
   const int64_t first = rows.token(0), last = rows.token(count - 1);
   for (int64_t key = rows.begin; key < rows.end; key += kKeyTile) {
     const int64_t n = rows.end - key < kKeyTile ? rows.end - key : kKeyTile;
@@ -366,6 +378,12 @@ void run_block(const AttentionProblem& p, const AttentionTask& t, Scratch& scrat
       for (int64_t j = 0; j < n; ++j) widen(keys[j], p.d_rope, p.k_rope_chunk, wide_k + j * dp + p.d, p.d_rope);
     }
     gemm_all<false>(n, wide, d, wide_k, dp, 1, q, wide, scores, wide, false);
+    if (p.k_exponents) {
+      exponent_scales(p, rows.s, p.k_exponents, key, n, 8, scales);
+      for (int64_t j = 0; j < n; ++j)
+        for (int64_t r = 0; r < wide; r += W)
+          store(scores + j * wide + r, mul(load(scores + j * wide + r), set1(scales[j])));
+    }
     if (p.k_offset)
       for (int64_t j = 0; j < n; ++j)
         for (int64_t r = 0; r < count; ++r) scores[j * wide + r] += shift[r];
@@ -424,6 +442,12 @@ void run_block(const AttentionProblem& p, const AttentionTask& t, Scratch& scrat
       for (int64_t r = 0; r < count; ++r)
         for (int64_t j = 0; j < n; ++j)
           scores[j * wide + r] = rows.keeps(r, key + j) ? scores[j * wide + r] / p.keep_prob : 0.f;
+    if (p.v_exponents) {
+      exponent_scales(p, rows.s, p.v_exponents, key, n, 8, scales);
+      for (int64_t j = 0; j < n; ++j)
+        for (int64_t r = 0; r < wide; r += W)
+          store(scores + j * wide + r, mul(load(scores + j * wide + r), set1(scales[j])));
+    }
     find_rows(rows.s.v, rows.s.blocks, v_lie, t.kv_head, key, n, keys);
     for (int64_t j = 0; j < n; ++j) widen(keys[j], p.d_v, p.v_chunk, wide_v + j * vp, vp);
     gemm_all<true>(count, vp, n, scores, 1, wide, wide_v, vp, out, vp, true);
@@ -446,6 +470,7 @@ void run_types(const AttentionProblem& p, const AttentionTask& t) {
 template <class T>
 void run_type(const AttentionProblem& p, const AttentionTask& t) {
   if (p.kv == AttentionKv::Int8) return run_types<T, int8_t>(p, t);
+  if (p.kv == AttentionKv::Fp8) return run_types<T, f8>(p, t);
   if (p.kv == AttentionKv::F32) return run_types<T, float>(p, t);
   run_types<T, T>(p, t);
 }

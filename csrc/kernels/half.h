@@ -1,4 +1,4 @@
-// bfloat16 and IEEE half as storage types: conversions to and from fp32, round to nearest even.
+// bfloat16, IEEE half and 8-bit floats as storage types: conversions to and from fp32, round to nearest even.
 // Everything is static: nothing here may be merged across instruction-set variants by the linker.
 #pragma once
 #include <cstdint>
@@ -11,6 +11,13 @@ struct bf16 {
 };
 struct f16 {
   uint16_t bits;
+};
+
+// An e4m3 number (4 exponent bits with bias 7, 3 mantissa bits). Read as what its bits mean in a half: 2^-8 of its
+// value, a factor its readers take into the scale they multiply with anyway. 0x7f and 0xff, NaN, do not occur in what
+// we write.
+struct f8 {
+  uint8_t bits;
 };
 
 static inline float to_float(float v) { return v; }
@@ -36,6 +43,10 @@ static inline float to_float(f16 v) {
   float f;
   std::memcpy(&f, &u, 4);
   return f;
+}
+
+static inline float to_float(f8 v) {
+  return to_float(f16{static_cast<uint16_t>((v.bits & 0x80) << 8 | (v.bits & 0x7f) << 7)});
 }
 
 template <class T>

@@ -25,7 +25,8 @@ inline void note_matmul(const Matmul& call) {
 inline void note_attention(const AttentionProblem& p) {
   note_work([&] {
     double bytes = 0, pairs = 0;
-    const double size = p.type == AttentionType::F32 ? 4 : 2, cached = p.kv == AttentionKv::Int8 ? 1 : size;
+    const bool narrow = p.kv == AttentionKv::Int8 || p.kv == AttentionKv::Fp8;
+    const double size = p.type == AttentionType::F32 ? 4 : 2, cached = narrow ? 1 : size;
     for (int64_t i = 0; i < p.count; ++i) {
       const AttentionSequence& s = p.sequences[i];
       for (int64_t row = 0; row < s.q_len; ++row) {
