@@ -176,7 +176,7 @@ def _config(**changes):
             "enable_sleep_mode",
             "enable_prompt_embeds",
         ]
-    ) | {"runner_type": "generate", "model": "M", "dtype": torch.bfloat16}
+    ) | {"runner_type": "generate", "model": "M", "dtype": torch.bfloat16, "is_moe": False}
     top = dict.fromkeys(("lora_config", "speculative_config", "kv_transfer_config", "weight_transfer_config"))
     cache = {"cache_dtype": "auto", "kv_offloading_size": None}
     for name, value in changes.items():
@@ -216,6 +216,7 @@ def _config(**changes):
         ({"enable_prompt_embeds": True}, "--enable-prompt-embeds"),
         ({"is_multimodal_model": True}, "--model"),
         ({"is_encoder_decoder": True}, "--model"),
+        ({"is_moe": True}, "--model"),
         ({"use_mla": True}, "--model"),
         ({"is_hybrid": True}, "--model"),
     ],

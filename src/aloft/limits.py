@@ -88,6 +88,8 @@ def _model_refusals(model: ModelConfig) -> Iterator[str]:
             f"aloft does not support multimodal models yet: --model {model.model} is one; "
             "a text-only architecture can be chosen with --hf-overrides."
         )
+    if model.is_moe:
+        yield f"aloft does not support mixtures of experts yet: --model {model.model} is one."
     if model.use_mla:
         yield f"aloft does not support multi-head latent attention yet: --model {model.model} uses it."
     if model.is_hybrid or model.has_inner_state:

@@ -54,7 +54,11 @@ class Server:
 
     def output(self) -> str:
         """What the server has printed so far (the last part)."""
-        return Path(self.log.name).read_text()[-8000:]
+        return self.everything()[-8000:]
+
+    def everything(self) -> str:
+        """All the server has printed so far."""
+        return Path(self.log.name).read_text()
 
     def tree(self) -> list[psutil.Process]:
         """The server's processes, the first one included."""
