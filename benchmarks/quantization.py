@@ -116,6 +116,10 @@ def _rows(reference: Path, options: argparse.Namespace) -> list[dict[str, object
         compared = compare(scores, base)
         report = options.work / _name(name) / "aloft-quantize.json"
         said = json.loads(report.read_text()) if report.exists() else {"weight_ratio": 1.0}
+        shares = _shares(said.get("layers", []))
+        if shares and name.removesuffix("-g64") not in shares:
+            print(f"{name}: left out of the report, every layer was widened", flush=True)
+            continue
         rows.append(
             {
                 "scheme": name,
@@ -126,7 +130,7 @@ def _rows(reference: Path, options: argparse.Namespace) -> list[dict[str, object
                 "kl": compared.kl.value,
                 "weight_ratio": said["weight_ratio"],
                 "options": " ".join(SCHEMES[name][0]),
-                "shares": _shares(said.get("layers", [])),
+                "shares": shares,
                 "tokens": len(scores.loss),
                 "perplexity": summary(scores).perplexity,
                 "accuracy": summary(scores).accuracy,
