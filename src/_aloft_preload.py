@@ -71,8 +71,9 @@ def _leave() -> None:
     parent = sys.modules.get("aloft.runner.parent")
     status = parent.status_of_ended_server() if parent is not None else None
     if status is not None:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
         os._exit(status)
     if "vllm" in sys.modules:
         gc.disable()

@@ -197,6 +197,7 @@ def test_killed_process_takes_the_others_along(folder: Path, victim: str) -> Non
         target = psutil.Process(server.process.pid) if victim == "api server" else engine
         target.send_signal(signal.SIGKILL)
         assert ended(processes, 10) == [], server.output()
+        assert server.process.wait() == (-signal.SIGKILL if victim == "api server" else 70)
         assert [file for file in files if file.exists()] == []
     finally:
         server.stop()

@@ -104,8 +104,9 @@ def _release_after_engines() -> None:
     while True:
         engines.update(child for child in multiprocessing.active_children() if child.name.startswith(_ENGINE))
         alive = [child.sentinel for child in engines if child.exitcode is None]
-        # a server's event is found soon after it is there: once the loop is gone nobody can tell an interrupt any more
-        pause = _PAUSE_SECONDS if failed or (served and _asked is None) else _POLL_SECONDS
+        # An engine may start and die within a second, and a server's event must be known before its loop is gone.
+        soon = failed or not engines or (served and _asked is None)
+        pause = _PAUSE_SECONDS if soon else _POLL_SECONDS
         if failed or not alive:
             time.sleep(pause)
         else:
