@@ -64,3 +64,8 @@ def test_window_longer_than_the_model(model, text):
     """Said before an engine starts, in the option's name."""
     with pytest.raises(UserError, match=r"--window must be at most 511 .*whose length is 512, not 512"):
         evaluate(model, EvalSettings(text, window=512))
+
+
+def test_more_candidates_than_tokens(model, text):
+    with pytest.raises(UserError, match=r"--candidates must be at most 320, the vocabulary of .*, not 321"):
+        evaluate(model, EvalSettings(text, window=64, candidates=321))

@@ -74,11 +74,15 @@ def evaluate(model: Path, settings: EvalSettings) -> int:
     return 0
 
 
-def require_window(model: Path, window: int) -> None:
-    """Raises UserError where the model takes no window of that length and the token after it."""
+def require_fit(model: Path, window: int, candidates: int) -> None:
+    """Raises UserError where the model takes no window of that length and the token after it, or its vocabulary has
+    fewer tokens than candidates."""
     from vllm.engine.arg_utils import EngineArgs
 
-    longest = EngineArgs(model=str(model), skip_tokenizer_init=True).create_model_config().max_model_len
+    config = EngineArgs(model=str(model), skip_tokenizer_init=True).create_model_config()
+    longest, vocabulary = config.max_model_len, config.get_vocab_size()
+    if candidates > vocabulary:
+        raise UserError(f"--candidates must be at most {vocabulary}, the vocabulary of {model}, not {candidates}.")
     if window >= longest:
         raise UserError(f"--window must be at most {longest - 1} for {model}, whose length is {longest}, not {window}.")
 
@@ -104,7 +108,7 @@ def _score(
     from aloft.evaluation.scores import score, windows
 
     with told():
-        require_window(model, settings.window)
+        require_fit(model, settings.window, settings.candidates)
         llm = LLM(
             model=str(model),
             quantization=quantization,
