@@ -41,15 +41,8 @@ def preload() -> None:
     folder = os.environ.get("ALOFT_LIB_DIR") or os.path.join(os.path.dirname(os.path.abspath(__file__)), "aloft", "lib")
     if not os.path.exists(os.path.join(folder, "libascendcl.so")) or not _virtual_wanted():
         return
-    try:
-        from _ctypes import dlopen  # what ctypes.CDLL calls; importing ctypes itself would cost as much again
-    except ImportError:
-        from ctypes import CDLL as dlopen
-
-    # PyPI's torch for x86-64 is built for CUDA: torch_npu loads beside it with the help of a library of ours.
-    extra = ("aloft_cuda_torch",) if any(os.path.exists(p + "/torch/lib/libc10_cuda.so") for p in sys.path) else ()
-    for name in (*extra, *_LIBRARIES):
-        dlopen(os.path.join(folder, f"lib{name}.so"), os.RTLD_GLOBAL | os.RTLD_LAZY)
+    for name in _LIBRARIES:
+        _map(folder, name)
     # A CANN image forced virtual has its own value here; torch_npu must not read the vendor's files.
     os.environ["ASCEND_HOME_PATH"] = os.path.join(folder, "home")
     os.environ["ASCEND_OPP_PATH"] = os.path.join(folder, "home", "opp")
@@ -58,8 +51,18 @@ def preload() -> None:
     if os.environ.get("TASK_QUEUE_ENABLE", "0") != "0":
         sys.stderr.write("aloft: TASK_QUEUE_ENABLE is ignored, the virtual NPU takes operators directly\n")
     os.environ["TASK_QUEUE_ENABLE"] = "0"
+    _AroundImports.folder = folder
     sys.meta_path.insert(0, _AroundImports)
     atexit.register(_leave)  # before anything else registers: runs last
+
+
+def _map(folder: str, name: str) -> None:
+    """Loads one of our libraries; those loaded later find its symbols first."""
+    try:
+        from _ctypes import dlopen  # what ctypes.CDLL calls; importing ctypes itself would cost as much again
+    except ImportError:
+        from ctypes import CDLL as dlopen
+    dlopen(os.path.join(folder, f"lib{name}.so"), os.RTLD_GLOBAL | os.RTLD_LAZY)
 
 
 def _leave() -> None:
@@ -83,7 +86,8 @@ def _leave() -> None:
 class _AroundImports:
     """Import hook for torch, torch_npu and vLLM.
 
-    Whichever way torch_npu gets imported, its operators are ours right after. While a module of these packages is
+    Whichever way torch_npu gets imported, its operators are ours right after. PyPI's torch for x86-64 is a CUDA build:
+    a library of ours goes before it, so that torch_npu loads beside it. While a module of these packages is
     executed, no garbage is collected: what imports make stays, and looking through it over and over took a sixth of
     vLLM's start.
     """
@@ -92,6 +96,7 @@ class _AroundImports:
     lock = _thread.allocate_lock()
     pauses = 0
     collects = False
+    folder = ""
 
     @classmethod
     def find_spec(cls, name, path=None, target=None):
@@ -113,6 +118,8 @@ class _AroundImports:
                 from aloft.runtime import triton
 
                 triton.hide()
+            if name == "torch" and _is_built_for_cuda(spec.origin):
+                _map(cls.folder, "aloft_cuda_torch")
             cls.pause()
             try:
                 run(module)
@@ -143,6 +150,10 @@ class _AroundImports:
             if stays and gc.get_count()[0] > cls.MANY:
                 gc.freeze()  # vLLM does so too, when an engine stands; a forked engine shares what is frozen
             gc.enable()
+
+
+def _is_built_for_cuda(torch: str | None) -> bool:
+    return torch is not None and os.path.exists(os.path.join(os.path.dirname(torch), "lib", "libc10_cuda.so"))
 
 
 try:

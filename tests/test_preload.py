@@ -57,16 +57,14 @@ def test_sets_the_home_of_the_virtual_npu() -> None:
 
 
 def test_helps_only_a_cuda_build_of_torch(tmp_path: Path) -> None:
-    """The library for PyPI's CUDA build of torch is mapped where such a build lies on the path, and nowhere else."""
-    program = "import sys; sys.path.insert(0, {!r}); import _aloft_preload as p; p.preload(); "
-    program += "print(open('/proc/self/maps').read())"
-    library = "libaloft_cuda_torch.so"
-    here = any(Path(entry, "torch", "lib", "libc10_cuda.so").exists() for entry in sys.path)  # this environment's torch
-    assert (library in _python(program.format(str(tmp_path)), ALOFT_RUNTIME="virtual").stdout) == here
-    marker = tmp_path / "torch" / "lib" / "libc10_cuda.so"
-    marker.parent.mkdir(parents=True)
-    marker.touch()
-    assert library in _python(program.format(str(tmp_path)), ALOFT_RUNTIME="virtual").stdout
+    """The library for PyPI's CUDA build of torch is mapped when such a build is imported, and for no other."""
+    program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); maps = lambda: open('/proc/self/maps').read(); "
+    program += "before = maps(); import torch; print(*['libaloft_cuda_torch.so' in m for m in (before, maps())])"
+    (tmp_path / "torch" / "lib").mkdir(parents=True)
+    (tmp_path / "torch" / "__init__.py").touch()
+    assert _python(program, ALOFT_RUNTIME="virtual").stdout == "False False\n"
+    (tmp_path / "torch" / "lib" / "libc10_cuda.so").touch()
+    assert _python(program, ALOFT_RUNTIME="virtual").stdout == "False True\n"
 
 
 def test_missing_libraries_are_no_reason_to_stop() -> None:

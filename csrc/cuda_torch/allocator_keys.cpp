@@ -2,8 +2,9 @@
 //
 // libc10_cuda.so and libtorch_npu.so both register the allocator setting "pinned_reserve_segment_size_mb" while
 // they are loaded, and c10 ends the process over the duplicate. Loaded before both, this library answers c10's
-// exported AcceleratorAllocatorConfig::getMutableKeys() in its place: torch_npu registers into a set of its own,
-// which is merged into c10's at the next call, so that its keys stay valid. Everybody else gets c10's set.
+// exported AcceleratorAllocatorConfig::getMutableKeys() in its place: torch_npu registers, the first time it asks, into
+// a set of its own, which is merged into c10's at the next call. Whoever asks otherwise gets c10's set, torch_npu when
+// it looks its settings up among them.
 // Mapped only where torch is such a build (see _aloft_preload.py); without it nothing here is needed.
 #include <dlfcn.h>
 
@@ -44,12 +45,13 @@ Keys& c10_keys() {
 
 Keys& AcceleratorAllocatorConfig::getMutableKeys() {
   static Keys of_torch_npu;
+  static bool registered = false;
   Keys& keys = c10_keys();
   keys.insert(of_torch_npu.begin(), of_torch_npu.end());
   Dl_info caller{};
-  if (dladdr(__builtin_return_address(0), &caller) && caller.dli_fname &&
+  if (!registered && dladdr(__builtin_return_address(0), &caller) && caller.dli_fname &&
       std::strstr(caller.dli_fname, "libtorch_npu.so")) {
-    of_torch_npu.clear();
+    registered = true;
     return of_torch_npu;
   }
   return keys;
