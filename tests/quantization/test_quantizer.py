@@ -327,6 +327,8 @@ def test_plan_takes_what_costs_most_for_its_size():
     everything = mixed.plan(found, of, max_loss=1e-6)
     assert len(everything.wide) == 3 and everything.predicted == pytest.approx(0.0001)
     assert everything.mean_bits == 8
+    assert everything.unmet.startswith("--max-loss 1e-06 is not reached: the predicted rise is 0.01%")
+    assert mixed.plan(found, of, max_loss=0.04).unmet == mixed.plan(found, of, target_bits=4.7).unmet == ""
     assert mixed.plan(found, recipe("w4a4"), max_loss=1e-6).mean_bits == 4
 
 

@@ -90,6 +90,8 @@ def _reasons(plan: Plan, everything: bool) -> None:
         if everything or (row["block"], row["stage"]) in plan.wide:
             print(f"block {row['block']:3} {row['stage']:8} {row['why']}")
     print(f"mean width {plan.mean_bits:.2f} bits; predicted rise of the perplexity {math.expm1(plan.predicted):.2%}")
+    if plan.unmet:
+        print(f"aloft: {plan.unmet}.", file=sys.stderr)
 
 
 def _table(result: Result) -> None:

@@ -37,13 +37,15 @@ class Sensitivity:
 
 @dataclass(frozen=True)
 class Plan:
-    """wide: products with the wider scheme. predicted: the sum of all products' divergences under the plan, nats a
+    """wide: products with the wider scheme. unmet: what the goal lacks where every product's being wider does not reach
+    it, else "". predicted: the sum of all products' divergences under the plan, nats a
     token. mean_bits: of the weights. reasons: a row for each product, with the scheme and why."""
 
     wide: set[tuple[int, str]]
     predicted: float
     mean_bits: float
     reasons: list[dict[str, Any]]
+    unmet: str = ""
 
 
 class Probe:
@@ -147,7 +149,13 @@ def plan(
             )
         reasons.append(row)
     widened = sum(one.weights for one in found if (one.block, one.stage) in chosen)
-    return Plan(chosen, lost, recipe.bits + added * widened / total, reasons)
+    unmet = ""
+    if max_loss is not None and lost > allowed:
+        unmet = (
+            f"--max-loss {max_loss:.4g} is not reached: the predicted rise is {math.expm1(lost):.2%} though every "
+            f"product is {wider.scheme}"
+        )
+    return Plan(chosen, lost, recipe.bits + added * widened / total, reasons, unmet)
 
 
 def chooser(recipe: Recipe, block: int, chosen: set[tuple[int, str]]) -> Callable[[str], Recipe | None]:
