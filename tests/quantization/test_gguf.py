@@ -212,7 +212,7 @@ def test_damaged(model, tmp_path):
     from aloft.quantization.gguf.index import read
 
     (tmp_path / "none.gguf").write_bytes(b"GGUX" + bytes(64))
-    with pytest.raises(ValueError, match=r"none\.gguf is no GGUF file"):
+    with pytest.raises(ValueError, match=r"none\.gguf is no GGUF file: it begins with b'GGUX'"):
         model_folder(str(tmp_path / "none.gguf"))
     write(model, tmp_path / "whole.gguf", "Q8_0", more={"llama.rope.scaling.type": "yarn"})
     with pytest.raises(ValueError, match=r"several|2 GGUF files \(none\.gguf, whole\.gguf\)"):
@@ -222,6 +222,17 @@ def test_damaged(model, tmp_path):
 
         _write_config(read(tmp_path / "whole.gguf"), tmp_path)
     content = (tmp_path / "whole.gguf").read_bytes()
-    (tmp_path / "cut.gguf").write_bytes(content[: len(content) // 2])
-    with pytest.raises(ValueError, match=r"cut\.gguf is (no GGUF file|cut off)"):
-        read(tmp_path / "cut.gguf")
+    for bytes_left in (6, 3000, len(content) // 2, len(content) - 7):
+        (tmp_path / "cut.gguf").write_bytes(content[:bytes_left])
+        with pytest.raises(ValueError, match=rf"cut\.gguf \({bytes_left} bytes\) is cut off"):
+            read(tmp_path / "cut.gguf")
+
+
+def test_no_tokenizer(model, tmp_path):
+    from aloft.quantization.gguf.folder import model_folder
+
+    write(model, tmp_path / "bare.gguf", "Q8_0", more={"tokenizer.ggml.model": "gpt2"})
+    with pytest.raises(
+        ValueError, match=r"No tokenizer can be made from the metadata of .*bare\.gguf: put the model's"
+    ):
+        model_folder(str(tmp_path / "bare.gguf"))

@@ -63,7 +63,14 @@ def _make(path: Path, made: Path) -> None:
 def _write_tokenizer(path: Path, folder: Path) -> None:
     from transformers import AutoTokenizer
 
-    AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name).save_pretrained(folder)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    except Exception as error:  # what the tokenizers library raises has no other class
+        raise ValueError(
+            f"No tokenizer can be made from the metadata of {path}: put the model's own tokenizer files beside it. "
+            f"({type(error).__name__}: {error})"
+        ) from error
+    tokenizer.save_pretrained(folder)
 
 
 def _write_config(index: Index, folder: Path) -> None:

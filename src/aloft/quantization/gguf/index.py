@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import numpy
 
 _VERSION = 1
+_MAGIC = b"GGUF"
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,10 @@ def read(path: Path) -> Index:
 
 
 def _parse(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        start = file.read(len(_MAGIC))
+    if start != _MAGIC:
+        raise ValueError(f"{path} is no GGUF file: it begins with {start!r}, not with {_MAGIC!r}.")
     try:
         from gguf import GGUFReader
     except ImportError as error:
@@ -81,7 +86,9 @@ def _parse(path: Path) -> dict[str, Any]:
     try:
         reader = GGUFReader(path)
     except (ValueError, IndexError, KeyError, UnicodeDecodeError, OverflowError) as error:
-        raise ValueError(f"{path} is no GGUF file, or a damaged one: {error}.") from error
+        raise ValueError(
+            f"{path} ({path.stat().st_size} bytes) is cut off or damaged; was it copied as a whole? ({error})"
+        ) from error
     fields = reader.fields
     if "general.architecture" not in fields:
         raise ValueError(f"{path}: the key general.architecture is missing.")
@@ -100,6 +107,6 @@ def _parse(path: Path) -> dict[str, Any]:
             int(tensor.n_bytes),
         )
         if entry.offset + entry.size > size:
-            raise ValueError(f"{path} is cut off: tensor {tensor.name} ends behind its {size} bytes.")
+            raise ValueError(f"{path} ({size} bytes) is cut off: tensor {tensor.name} ends behind that.")
         tensors[tensor.name] = dataclasses.astuple(entry)
     return {"architecture": architecture, "stretched": stretched, "tensors": tensors}
