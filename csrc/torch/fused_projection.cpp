@@ -44,6 +44,18 @@ std::vector<float> floats(const void* values, DType dtype, int64_t count) {
   return made;
 }
 
+// y += bias as tensors of T, the operator that follows a product with scales by group: that one takes no bias.
+template <class T>
+void add_bias(int64_t rows, const std::vector<float>& bias, void* y) {
+  std::vector<float> rounded(bias);
+  for (float& v : rounded) v = to_float(from_float<T>(v));
+  const int64_t n = static_cast<int64_t>(bias.size());
+  T* out = static_cast<T*>(y);
+  for (int64_t i = 0; i < rows; ++i, out += n) {
+    for (int64_t j = 0; j < n; ++j) out[j] = from_float<T>(to_float(out[j]) + rounded[static_cast<size_t>(j)]);
+  }
+}
+
 }  // namespace
 
 Schemes::Schemes(const char* op, const Scales& scales, at::IntArrayRef schemes, size_t projections)
@@ -194,7 +206,11 @@ void Projection::operator()(int64_t rows, const void* x, void* input, void* y) c
   if (scheme_ == Scheme::Float) return matmul(float_call(rows, x, y));
   const std::vector<float> bias = floats(bias_, bias_dtype_, out_);
   const float* added = bias.empty() ? nullptr : bias.data();
-  if (scheme_ == Scheme::Dynamic) return quant_matmul(quant_call(rows, input, y, added));
+  if (scheme_ == Scheme::Dynamic) {
+    quant_matmul(quant_call(rows, input, y, group_ ? nullptr : added));
+    if (group_ && added) (dtype_ == DType::F16 ? add_bias<f16> : add_bias<bf16>)(rows, bias, y);
+    return;
+  }
   WidenMatmul c;
   c.m = rows, c.n = out_, c.k = in_, c.a_dtype = c.out_dtype = dtype_;
   c.a = x, c.a_stride = in_, c.b = quantized_, c.group = group_;
@@ -205,6 +221,7 @@ void Projection::operator()(int64_t rows, const void* x, void* input, void* y) c
 
 bool Projection::gates() const {
   if (scheme_ == Scheme::Float) return !bias_ && out_ % (2 * kPanel) == 0;
+  if (group_ && bias_) return false;
   return scheme_ == Scheme::Dynamic && out_ % (2 * quant_gate_columns(quantized_)) == 0;
 }
 

@@ -24,6 +24,7 @@ ENGINES = {
     "glm4": ("bfloat16", False),
     "llama_32": ("float32", False),
     "qwen2_w8a8-dynamic": ("bfloat16", True),
+    "qwen2_w4a8": ("bfloat16", True),  # scales by group, and a bias
     "qwen3_w4a8": ("float16", True),
     "mistral_w4a16": ("bfloat16", True),
 }

@@ -61,15 +61,16 @@ def multiply(x: torch.Tensor, projection: Projection) -> torch.Tensor:
         return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
     if projection.scheme == DYNAMIC:
         codes, token_scale = torch.ops.npu.npu_dynamic_quant(x)
-        return torch.ops.npu.npu_quant_matmul(
+        made = torch.ops.npu.npu_quant_matmul(
             codes,
             weight,
             scale,
             pertoken_scale=token_scale,
-            bias=bias,
+            bias=None if group else bias,  # products with scales by group take none
             output_dtype=x.dtype,
             group_sizes=[0, 0, group] if group else None,
         )
+        return made if bias is None or not group else made + bias.to(x.dtype)
     if bias is not None and x.dtype == torch.bfloat16:
         bias = bias.float()
     return torch.ops.npu.npu_weight_quant_batchmatmul(
