@@ -33,15 +33,15 @@ class Stream {
     after_ = next ? &before : nullptr;
   }
   ~Stream() {
-    if (after_ && walked_ > own_) after_->lines = walked_ - own_;
+    if (after_ && begun_ - left_ > own_) after_->lines = begun_ - left_ - own_;
   }
   Stream(const Stream&) = delete;
-  void fetch(int64_t lines) {
-    for (; lines > 0 && at_ < count_; --lines) {
-      _mm_prefetch(line_, _MM_HINT_T1);
-      line_ += 64, ++walked_;
-      if (--left_ <= 0) turn();
-    }
+  // Constants for `lines` become that many instructions.
+  [[gnu::always_inline]] void fetch(int64_t lines) {
+    if (__builtin_expect(left_ <= lines, 0)) return fetch_over_ends(lines);
+    const char* line = line_;
+    for (int64_t i = 0; i < lines; ++i) _mm_prefetch(line + 64 * i, _MM_HINT_T1);
+    line_ = line + 64 * lines, left_ -= lines;
   }
 
  private:
@@ -53,6 +53,13 @@ class Stream {
       return token == bytes && !blocks ? ((end - begin) * bytes + 63) / 64 : (end - begin) * ((bytes + 63) / 64);
     }
   };
+  [[gnu::noinline]] void fetch_over_ends(int64_t lines) {
+    for (; lines > 0 && at_ < count_; --lines) {
+      _mm_prefetch(line_, _MM_HINT_T1);
+      line_ += 64;
+      if (--left_ <= 0) turn();
+    }
+  }
   struct Ahead {  // what this thread has fetched of the task it does next
     const AttentionTask* task = nullptr;
     int64_t lines = 0;
@@ -88,6 +95,7 @@ class Stream {
     }
     line_ += inside * part.token;
     left_ = (tokens_ * part.bytes + 63) / 64;
+    begun_ += left_;
   }
   void turn() {
     key_ += tokens_;
@@ -97,7 +105,7 @@ class Stream {
   void skip(int64_t lines) {
     while (lines > 0 && at_ < count_) {
       const int64_t here = lines < left_ ? lines : left_;
-      line_ += here * 64, walked_ += here, lines -= here;
+      line_ += here * 64, lines -= here;
       if ((left_ -= here) <= 0) turn();
     }
   }
@@ -105,7 +113,7 @@ class Stream {
   Part part_[4];
   int count_ = 0, at_ = 0;
   int64_t key_ = 0, tokens_ = 0, left_ = 0;  // left: lines of the piece
-  int64_t own_ = 0, walked_ = 0;             // lines: of the task itself, gone over
+  int64_t own_ = 0, begun_ = 0;              // lines: of the task itself, of all pieces begun
   const char* line_ = nullptr;
   Ahead* after_ = nullptr;
 };
@@ -146,7 +154,7 @@ inline void transpose_four(const float* from, int64_t m, float* to, int64_t stri
 // the sum of the row are returned.
 inline void few_weights(const Rows& rows, const Scoring& scoring, int64_t r, int64_t key, int64_t n, int64_t padded,
                         const float* k_scales, const float* v_scales, float* s, bf16* high, bf16* low, float* m,
-                        float* l) {
+                        float* l, Stream& stream, int64_t lines) {
   const AttentionProblem& p = rows.p;
   const int64_t token = rows.token(r), head = rows.head(r);
   if (k_scales)
@@ -179,6 +187,7 @@ inline void few_weights(const Rows& rows, const Scoring& scoring, int64_t r, int
     const V ah = high_part(a), bh = high_part(b);
     _mm512_store_si512(high + j, bf16_pair(ah, bh));
     _mm512_store_si512(low + j, bf16_pair(sub(a, ah), sub(b, bh)));
+    stream.fetch(lines);
   }
   *m = highest * scoring.to_natural;
   *l = sum(total);
@@ -207,7 +216,8 @@ inline void in_order(V first, V second, float* to) {
 template <bool kFp8>
 void run_few(const AttentionProblem& p, const AttentionTask& t, const AttentionTask* after, Scratch& scratch) {
   using K = std::conditional_t<kFp8, f8, bf16>;
-  constexpr int64_t kFetch = kFp8 ? kSide / 2 : kSide;
+  // Lines fetched with a tile of keys, 32 weights of a row, a pair of values: a little more than is used.
+  constexpr int64_t kWithKeys = kFp8 ? kSide / 2 : kSide, kWithWeights = kFp8 ? 1 : 2, kWithValues = kFp8 ? 1 : 2;
   const Fp8Scale one(0);
   const Rows first(p, t, t.kv_head);
   const AttentionSequence& s = first.s;
@@ -308,10 +318,10 @@ void run_few(const AttentionProblem& p, const AttentionTask& t, const AttentionT
           _tile_loadd(3, query + i * q_step, q_row);
           _tile_loadd(2, keys[0] + i * kStep, stride[0]);
           _tile_dpbf16ps(0, 2, 3);
-          stream.fetch(kFetch);
+          stream.fetch(kWithKeys);
           _tile_loadd(2, keys[1] + i * kStep, stride[1]);
           _tile_dpbf16ps(1, 2, 3);
-          stream.fetch(kFetch);
+          stream.fetch(kWithKeys);
         }
         _tile_stored(1, to + kTileFloats, q_row);
       } else {
@@ -319,7 +329,7 @@ void run_few(const AttentionProblem& p, const AttentionTask& t, const AttentionT
           _tile_loadd(3, query + i * q_step, q_row);
           _tile_loadd(2, keys[0] + i * kStep, stride[0]);
           _tile_dpbf16ps(0, 2, 3);
-          stream.fetch(kFetch);
+          stream.fetch(kWithKeys);
         }
       }
       _tile_stored(0, to, q_row);
@@ -343,8 +353,7 @@ void run_few(const AttentionProblem& p, const AttentionTask& t, const AttentionT
       float* stat = stats + 2 * (h * m + r);
       if (n)
         few_weights(rows, scoring, r, begin, n, padded, k_scales, v_scales, scores + (h * m + r) * padded, high,
-                    high + m * padded, stat, stat + 1),
-            stream.fetch(kFetch);
+                    high + m * padded, stat, stat + 1, stream, kWithWeights);
       else
         stat[0] = kMinusInf, stat[1] = 0.f;
     }
@@ -361,14 +370,25 @@ void run_few(const AttentionProblem& p, const AttentionTask& t, const AttentionT
       for (int64_t c = 0; c < value_steps; ++c)
         for (int64_t g = 0; g < groups; ++g) {
           bf16* tile = pairs + (c * 2 + g) * 2 * kTileWords;
-          if (shape.direct_values && here >= (g + 1) * kStep) {
+          if (shape.direct_values) {
+            const K* const* from = values + g * kStep;
+            const int64_t left = here - g * kStep < kStep ? here - g * kStep : kStep, whole = left / 2;
+            int64_t i = 0;
 #pragma GCC unroll 4
-            for (int64_t i = 0; i < kSide; ++i) {
-              interleave(in_words(values[g * kStep + 2 * i] + offset + c * kStep, one),
-                         in_words(values[g * kStep + 2 * i + 1] + offset + c * kStep, one), tile + i * kStep,
+            for (; i < whole; ++i) {
+              interleave(in_words(from[2 * i] + offset + c * kStep, one),
+                         in_words(from[2 * i + 1] + offset + c * kStep, one), tile + i * kStep,
                          tile + kTileWords + i * kStep);
-              stream.fetch(kFp8 ? 1 : 2);
+              stream.fetch(kWithValues);
             }
+            const __m512i none = _mm512_setzero_si512();
+            if (left & 1) {
+              interleave(in_words(from[left - 1] + offset + c * kStep, one), none, tile + i * kStep,
+                         tile + kTileWords + i * kStep);
+              ++i;
+            }
+            stream.fetch((kSide - whole) * kWithValues);
+            for (; i < kSide; ++i) interleave(none, none, tile + i * kStep, tile + kTileWords + i * kStep);
           } else {
             for (int64_t i = 0; i < kStep; i += 2) {
               alignas(64) bf16 both[2][kStep] = {};
