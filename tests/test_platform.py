@@ -176,8 +176,10 @@ def _config(**changes):
             "enable_sleep_mode",
             "enable_prompt_embeds",
         ]
-    ) | {"runner_type": "generate", "model": "M", "dtype": torch.bfloat16, "is_moe": False}
-    top = dict.fromkeys(("lora_config", "speculative_config", "kv_transfer_config", "weight_transfer_config"))
+    ) | {"runner_type": "generate", "model": "M", "dtype": torch.bfloat16}
+    top = dict.fromkeys(
+        ("lora_config", "speculative_config", "kv_transfer_config", "weight_transfer_config", "aux_output_config")
+    )
     cache = {"cache_dtype": "auto", "kv_offloading_size": None}
     for name, value in changes.items():
         (part,) = [part for part in (parallel, model, top, cache) if name in part]
@@ -216,7 +218,10 @@ def _config(**changes):
         ({"enable_prompt_embeds": True}, "--enable-prompt-embeds"),
         ({"is_multimodal_model": True}, "--model"),
         ({"is_encoder_decoder": True}, "--model"),
-        ({"is_moe": True}, "--model"),
+        (
+            {"aux_output_config": SimpleNamespace(enable_return_routed_experts=True)},
+            "--enable-return-routed-experts",
+        ),
         ({"use_mla": True}, "--model"),
         ({"is_hybrid": True}, "--model"),
     ],

@@ -50,6 +50,8 @@ def refusals(config: VllmConfig) -> Iterator[str]:
         yield "aloft does not support encoder-cache transfer yet: remove --ec-transfer-config."
     if getattr(config, "watermark_config", None) is not None:
         yield "aloft does not support watermarking yet: remove --watermark-config."
+    if getattr(getattr(config, "aux_output_config", None), "enable_return_routed_experts", False):
+        yield "aloft does not return the experts of a token yet: remove --enable-return-routed-experts."
     if config.weight_transfer_config is not None:
         yield "aloft does not support weight transfer yet: remove --weight-transfer-config."
     if config.profiler_config.profiler is not None:
@@ -88,8 +90,6 @@ def _model_refusals(model: ModelConfig) -> Iterator[str]:
             f"aloft does not support multimodal models yet: --model {model.model} is one; "
             "a text-only architecture can be chosen with --hf-overrides."
         )
-    if model.is_moe:
-        yield f"aloft does not support mixtures of experts yet: --model {model.model} is one."
     if model.use_mla:
         yield f"aloft does not support multi-head latent attention yet: --model {model.model} uses it."
     if model.is_hybrid or model.has_inner_state:

@@ -15,6 +15,8 @@ NAMED = [
     *("npu_fused_infer_attention_score", "npu_fused_infer_attention_score_v2"),
     *("npu_fusion_attention", "npu_attention_update"),
     *("npu_top_k_top_p", "npu_format_cast"),
+    *("npu_moe_gating_top_k_softmax", "npu_moe_gating_top_k", "npu_moe_init_routing_v2", "npu_moe_token_unpermute"),
+    *("npu_grouped_matmul", "npu_grouped_matmul_swiglu_quant"),
     *("paged_attention", "decode_attention", "attention_input", "mlp_block", "gated_matmul", "decoder_stack"),
     *("greedy_tokens", "draw_tokens"),
     *("softmax", "log_softmax", "argmax", "topk", "sort", "cumsum", "index_select", "scatter"),

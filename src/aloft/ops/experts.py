@@ -1,0 +1,136 @@
+"""A mixture of experts in the device's operators: choice, order by expert, grouped products, weighted sums back.
+
+Nothing reads the number of tokens an expert got on the host: the group list stays on the device, so the operators can
+be captured. A row's result does not depend on the other rows, so padding rows change nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from aloft.ops.projection import DYNAMIC, FLOAT, Projection
+
+SOFTMAX, SIGMOID = "softmax", "sigmoid"
+SCORING = (SOFTMAX, SIGMOID)
+#: encodings of a group list
+_ENDS, _COUNTS = 0, 1
+#: the fused product with SwiGLU takes at most this many columns
+_FUSED_COLUMNS = 10240
+_NO_QUANT, _BY_ROW = -1, 1
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """How a router's logits become experts and weights.
+
+    top_k: experts a token goes to, of ``experts``. scoring: softmax or sigmoid of the logits. renormalize: weights are
+    divided by their sum. factor: they are multiplied by it, last. bias: float32 ``[experts]``, added to the scores for
+    the choice only. groups, kept: experts are in ``groups`` groups, of which the ``kept`` best are considered.
+    """
+
+    top_k: int
+    experts: int
+    scoring: str = SOFTMAX
+    renormalize: bool = True
+    factor: float = 1.0
+    bias: torch.Tensor | None = None
+    groups: int = 1
+    kept: int = 1
+
+
+def choose(logits: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
+    """logits ``[T, experts]``: weights ``[T, top_k]``, of their dtype or float32, and int32 ids ``[T, top_k]``."""
+    plain = routing.scoring == SOFTMAX and routing.bias is None and routing.groups == 1
+    if plain:
+        weights, ids, _ = torch.ops.npu.npu_moe_gating_top_k_softmax_v2(
+            logits, k=routing.top_k, renorm=int(routing.renormalize)
+        )
+        return (weights if routing.factor == 1 else weights * routing.factor), ids
+    sigmoid = routing.scoring == SIGMOID
+    # the operator divides sigmoids by their sum, and softmax weights never
+    raw = sigmoid != routing.renormalize
+    weights, ids, scores = torch.ops.npu.npu_moe_gating_top_k(
+        logits.float(),
+        routing.top_k,
+        bias=routing.bias,
+        k_group=routing.kept,
+        group_count=routing.groups,
+        group_select_mode=0 if routing.bias is None else 1,
+        norm_type=int(sigmoid),
+        out_flag=raw and sigmoid,
+        routed_scaling_factor=1.0 if raw else routing.factor,
+    )
+    if raw:
+        weights = scores.gather(1, ids.long()) if sigmoid else weights / weights.sum(-1, keepdim=True)
+        weights = weights if routing.factor == 1 else weights * routing.factor
+    return weights, ids
+
+
+def run_experts(
+    x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, up: Projection, down: Projection
+) -> torch.Tensor:
+    """``sum over j of weights[t, j] * down[e](swiglu(up[e](x[t])))`` with ``e = ids[t, j]``: ``[T, hidden]``.
+
+    x: ``[T, hidden]``. ids: int32 ``[T, k]``. up: ``[E, hidden, 2 * width]``, the gates first, down:
+    ``[E, width, hidden]``, each FRACTAL_NZ, plain or a transposed view; float, or quantized (scales with a leading
+    ``E``).
+    """
+    if x.shape[0] == 0:
+        return torch.empty_like(x)
+    integer = up.scheme == DYNAMIC
+    fused = integer and up.weight.dtype == torch.int8 and up.weight.shape[-1] <= _FUSED_COLUMNS
+    kind = _ENDS if fused else _COUNTS
+    rows, places, groups, row_scale = torch.ops.npu.npu_moe_init_routing_v2(
+        x,
+        ids,
+        active_num=ids.numel(),
+        expert_num=up.weight.shape[0],
+        expert_tokens_num_type=kind,
+        expert_tokens_num_flag=True,
+        quant_mode=_BY_ROW if integer else _NO_QUANT,
+        active_expert_range=[0, up.weight.shape[0]],
+        row_idx_type=0,
+    )
+    if fused:
+        inner, inner_scale, _ = torch.ops.npu.npu_grouped_matmul_swiglu_quant(
+            rows, up.weight, groups, up.scale, row_scale
+        )
+    else:
+        inner = torch.ops.npu.npu_swiglu(grouped(rows, up, groups, kind, row_scale, x.dtype), -1)
+        inner_scale = None
+        if down.scheme == DYNAMIC:
+            inner, inner_scale = torch.ops.npu.npu_dynamic_quant(inner)
+    made = grouped(inner, down, groups, kind, inner_scale, x.dtype)
+    return torch.ops.npu.npu_moe_token_unpermute(made, places, probs=weights)
+
+
+def grouped(
+    rows: torch.Tensor,
+    projection: Projection,
+    groups: torch.Tensor,
+    kind: int,
+    row_scale: torch.Tensor | None,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Rows ``[M, K]`` in the order of their experts times each expert's matrix: ``[M, N]`` of ``dtype``.
+
+    groups: int64 ``[E]`` on the device, row ends (kind 0) or counts (1). row_scale: float32 ``[M]`` of int8 rows.
+    """
+    bias = None if projection.bias is None else [projection.bias]
+    call: dict[str, Any] = {
+        "bias": bias,
+        "group_list": groups,
+        "group_list_type": kind,
+        "split_item": 2,
+        "group_type": 0,
+    }
+    if projection.scheme == DYNAMIC:
+        call |= {"scale": [projection.scale], "per_token_scale": [row_scale], "output_dtype": dtype}
+    elif projection.scheme != FLOAT:
+        call |= {"antiquant_scale": [projection.scale]}
+        if projection.offset is not None:
+            call |= {"antiquant_offset": [projection.offset]}
+    return torch.ops.npu.npu_grouped_matmul([rows], [projection.weight], **call)[0]
