@@ -25,6 +25,7 @@ def test_public_surface_is_frozen():
         "pipeline_depth",
         "fusion_level",
         "lm_head",
+        "compact_weights",
     } == config.KNOWN
 
 

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <vector>
 
+#include "kernels/compact.h"
 #include "kernels/parallel.h"
 
 namespace aloft {
@@ -98,12 +100,22 @@ void convert_z(char* dense, char* fractal, const FractalZShape& s, bool to_block
                   });
 }
 
+bool may_be_compact(const NzShape& s, size_t item) {
+  return item == 2 && s.batch == 1 && s.r0 == 16 && s.c0 == compact::kColumns && s.rows > 0 && s.cols > 0 &&
+         s.rows % compact::kRows == 0 && s.cols % compact::kColumns == 0;
+}
+
 }  // namespace
 
 void rows_to_nz(const void* rows, void* nz, const NzShape& shape, size_t item) {
   convert_nz<true>(bytes(rows), bytes(nz), shape, item);
 }
 void nz_to_rows(const void* nz, void* rows, const NzShape& shape, size_t item) {
+  if (may_be_compact(shape, item) && compact::is_compact(nz)) {
+    std::vector<uint16_t> plain(static_cast<size_t>(shape.elements()));
+    compact::expand(compact::view(nz, shape.rows, shape.cols), plain.data());
+    return convert_nz<false>(bytes(rows), bytes(plain.data()), shape, item);
+  }
   convert_nz<false>(bytes(rows), bytes(nz), shape, item);
 }
 void nchw_to_nc1hwc0(const void* nchw, void* blocked, const C1Shape& shape, size_t item) {

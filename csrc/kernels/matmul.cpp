@@ -103,6 +103,12 @@ bool whole_panel(const Product& c, int64_t panel) { return (panel + 1) * kPanel 
 void pack(const Product& c, int64_t panel, int64_t k0, int64_t length, float* to) {
   const Operand& b = c.b;
   const Kernels& isa = kernels();
+  if (c.is_compact()) {
+    for (int64_t i = 0; i < length; i += kStep, to += kStep * kPanel) {
+      isa.widen_unit(c.compact, c.compact.index(panel, (k0 + i) / kStep), to);
+    }
+    return;
+  }
   if (b.layout == WeightLayout::PanelsTransposed) {
     for (int64_t i = 0; i < length; i += kPanel) {
       const int64_t offset = ((k0 + i) / kPanel * b.padded_rows + panel * kPanel) * kPanel;
@@ -132,7 +138,7 @@ void next_weights(const Product& c, int64_t panel, int64_t next_k, int64_t tiles
   if (next_k >= c.k) panel += 2, next_k = 0;
   const void* next = b.data;
   tile->ahead_step = tile->ahead_panel = 0;
-  if (b.layout == WeightLayout::Panels) {
+  if (b.layout == WeightLayout::Panels && !c.is_compact()) {
     next = at(b.data, b.type, (panel * b.padded_rows + next_k) * kPanel);
     tile->ahead_step = 2 * kPanel * bytes / tiles;
     tile->ahead_panel = c.panel_step() * b.padded_rows * kPanel * bytes;
@@ -200,10 +206,16 @@ void sum_block(const Product& c, Left a, int64_t rows, int64_t pair, float* sums
   const Operand& b = c.b;
   const int64_t panel = c.first_panel(pair), tiles = (rows + isa.max_rows - 1) / isa.max_rows;
   const int count = c.panels_of(pair);
+  if (c.is_compact() && tiles == 1 && a.chunk == kChunk) {
+    const int64_t later = c.first_panel(std::min(pair + 1, c.pairs() - 1)), step = c.panel_step();
+    return isa.compact_micro(static_cast<int>(rows), count)(
+        {&c.compact, {panel, panel + step}, {later, std::min(later + step, c.panels() - 1)}, a.data, a.row, sums});
+  }
   const int64_t shortest = rows / tiles, taller = rows % tiles;  // the first `taller` tiles have one row more
   const bool whole = whole_panel(c, panel + (count - 1) * c.panel_step());
-  const bool in_place = (b.layout == WeightLayout::Panels && (tiles <= 2 || b.type == Element::F32)) ||
-                        (b.layout == WeightLayout::Strided && b.col_stride == 1 && tiles <= 2 && whole);
+  const bool in_place =
+      (b.layout == WeightLayout::Panels && !c.is_compact() && (tiles <= 2 || b.type == Element::F32)) ||
+      (b.layout == WeightLayout::Strided && b.col_stride == 1 && tiles <= 2 && whole);
   if (c.k == 0) std::fill(sums, sums + rows * kPair, 0.f);
   float* buffer = in_place ? nullptr : packed_weights();
   const bool at_once = in_place && tiles == 1 && a.chunk == kChunk;
@@ -379,8 +391,27 @@ void multiply_amx(const Product& c) {
 }
 #endif
 
-void multiply(const Product& c) {
-  if (c.m <= upcoming::kFewRows && c.b.layout == WeightLayout::Panels) {
+// Weights in the compact form: as they are where this instruction set reads it, else expanded.
+Product with_weights(Product c) {
+  if (c.b.type != Element::BF16 || c.b.layout == WeightLayout::Strided || c.k == 0) return c;
+  if (!compact::is_compact(c.b.data)) return c;
+  const bool transposed = c.b.layout == WeightLayout::PanelsTransposed;
+  const compact::Weights weights = transposed ? compact::view(c.b.data, c.n, c.k) : compact::view(c.b.data, c.k, c.n);
+  if (!transposed && kernels().compact_micro) {
+    c.compact = weights;
+  } else {
+    thread_local Scratch expanded;
+    c.b.data = expanded.get((c.n * c.k + 1) / 2);
+    compact::expand(weights, const_cast<void*>(c.b.data));
+  }
+  return c;
+}
+
+void multiply(const Product& original) {
+  const Product c = with_weights(original);
+  if (c.is_compact() && c.m <= upcoming::kFewRows) {
+    upcoming::reading(c.b.data, c.compact.header->bytes);
+  } else if (c.m <= upcoming::kFewRows && c.b.layout == WeightLayout::Panels) {
     upcoming::reading(c.b.data, c.panels() * c.b.padded_rows * kPanel * static_cast<int64_t>(bytes_of(c.b.type)));
   } else {
     upcoming::none();

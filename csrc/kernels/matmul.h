@@ -23,6 +23,7 @@ enum class WeightLayout : uint8_t {
   Panels,            // stored as [K, N]: element (k, n) at ((n / 16) * padded_rows + k) * 16 + n % 16
   PanelsTransposed,  // stored as [N, K]: element (k, n) at ((k / 16) * padded_rows + n) * 16 + k % 16
 };
+// Memory of panels may hold the matrix in the form of kernels/compact.h instead; the product sees that by itself.
 
 constexpr int kMaxBatchDims = 6;
 

@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <memory>
 
+#include "kernels/compact_avx512.h"
 #include "kernels/lanes_avx512.h"
 #include "kernels/matmul_isa.h"
 #include "kernels/parallel.h"
@@ -27,16 +28,19 @@ constexpr int64_t kStreamed = int64_t{1} << 20;     // values of a result that a
 
 // How a panel's values lie: element (k, j), j < 16.
 struct Source {
-  enum Kind { kRows, kColumns, kHalves, kScattered } kind;
+  enum Kind { kRows, kColumns, kHalves, kScattered, kCompact } kind;
   const bf16* data;
   int64_t k_stride;  // kRows: row k of 16 values at k * k_stride. kHalves: k / 16 * k_stride + j * 16 + k % 16
   int64_t j_stride;  // kColumns: column j, k contiguous, at j * j_stride. kScattered: k * k_stride + j * j_stride
   int columns;       // of the 16 exist; the others are zero
+  const compact::Weights* compact = nullptr;
+  int64_t unit = 0;  // kCompact: the first of the panel
 };
 
 Source source_of(const Product& c, int64_t panel) {
   const Operand& b = c.b;
   const bf16* data = static_cast<const bf16*>(b.data);
+  if (c.is_compact()) return {Source::kCompact, data, 0, 0, kPanel, &c.compact, c.compact.index(panel, 0)};
   if (b.layout == WeightLayout::Panels) {
     return {Source::kRows, data + panel * b.padded_rows * kPanel, kPanel, 1, kPanel};
   }
@@ -78,8 +82,22 @@ inline void make_tiles(const bf16* first, const bf16* second, const bf16* later_
   }
 }
 
+// The same of compact weights: units `first` and `second`.
+inline void make_tiles(const compact::Weights& w, __m512i table, int64_t first, int64_t second, int64_t later_first,
+                       int64_t later_second, bf16* to) {
+  compact::lines_of(w.unit(first), table, w.unit(later_first), to);
+  w.mend(first, to);
+  compact::lines_of(w.unit(second), table, w.unit(later_second), to + kTileValues);
+  w.mend(second, to + kTileValues);
+}
+
 // The weight tile of k0 .. k0 + 32, of which `count` exist (the others are zero), however it lies.
 void make_tile(const Source& s, int64_t k0, int64_t count, bf16* to) {
+  if (s.kind == Source::kCompact) {
+    const int64_t unit = s.unit + k0 / kStep;
+    compact::lines_of(s.compact->unit(unit), compact::table_of(*s.compact), s.compact->unit(unit + 1), to);
+    return s.compact->mend(unit, to);
+  }
   if (count == kStep && s.kind == Source::kRows) {
     for (int i = 0; i < kTileRows; ++i) {
       const bf16* from = s.data + (k0 + 2 * i) * s.k_stride;
@@ -228,6 +246,7 @@ void multiply_few(const Product& c, const bf16* a, int64_t a_row, int64_t row0, 
   int64_t made = 0;  // steps, of all pairs
   const auto place = [&](int64_t step) { return ring + (step & (kRing - 1)) * 2 * kTileValues; };
   const bool panels_of_two = c.b.layout == WeightLayout::Panels;
+  const __m512i table = c.is_compact() ? compact::table_of(c.compact) : __m512i();
   constexpr int64_t kStepsAhead = kAhead / kStep;
   // `after`: what is made once `of` ends.
   const auto make = [&](const Sources& of, const Sources& after, int64_t s) {
@@ -235,7 +254,12 @@ void multiply_few(const Product& c, const bf16* a, int64_t a_row, int64_t row0, 
     if (panels_of_two && count == kStep && of.count == 2) {
       const bool ends = s + kStepsAhead >= steps;
       const Sources& later = ends ? after : of;
-      const int64_t at = (s + kStepsAhead - (ends ? steps : 0)) * kTileValues;
+      const int64_t ahead = s + kStepsAhead - (ends ? steps : 0), at = ahead * kTileValues;
+      if (c.is_compact()) {
+        make_tiles(c.compact, table, of.panel[0].unit + s, of.panel[1].unit + s, later.panel[0].unit + ahead,
+                   later.panel[1].unit + ahead, place(made++));
+        return;
+      }
       make_tiles(of.panel[0].data + s * kTileValues, of.panel[1].data + s * kTileValues, later.panel[0].data + at,
                  later.panel[1].data + at, place(made));
     } else {
@@ -269,7 +293,7 @@ class Maker {
  public:
   Maker(const Product& c, int64_t pair, int64_t after, bf16* to)
       : source_(c, pair), to_(to), k_(c.k), lines_((c.k + kStep - 1) / kStep * kTileRows) {
-    by_line_ = c.b.layout == WeightLayout::Panels && source_.count == 2 && c.k % kStep == 0;
+    by_line_ = c.b.layout == WeightLayout::Panels && !c.is_compact() && source_.count == 2 && c.k % kStep == 0;
     if (by_line_) later_ = Sources(c, after);
   }
   int64_t lines() const { return lines_; }  // of a panel

@@ -137,6 +137,9 @@ inline void narrow16(const float* from, T* to) {
   narrow8(_mm256_loadu_ps(from + 8), to + 8);
 }
 
+constexpr CompactMicro (*kCompactMicro)(int, int) = nullptr;
+constexpr void (*kWidenUnit)(const compact::Weights&, int64_t, float*) = nullptr;
+
 }  // namespace
 }  // namespace aloft::matmul_detail
 

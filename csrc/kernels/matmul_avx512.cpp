@@ -1,5 +1,6 @@
 // AVX-512: one register is a row of a panel. bf16 weights widen by one zero-extending load and a shift. vdpbf16ps is
 // not used: it adds the products of a pair in an order of its own, so a row's result would depend on the path.
+#include "kernels/compact_avx512.h"
 #include "kernels/lanes_avx512.h"
 #include "kernels/matmul_isa.h"
 
@@ -93,6 +94,87 @@ inline void narrow16(const float* from, bf16* to) {
   const __m512i words = _mm512_srli_epi32(_mm512_mask_blend_epi32(nan, rounded, quiet), 16);
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16(words));
 }
+
+// Compact weights: a unit of each panel becomes lines in L1, of which every 32-bit lane is an even and an odd k.
+inline __m512 even_of(__m512i line) { return _mm512_castsi512_ps(_mm512_slli_epi32(line, 16)); }
+inline __m512 odd_of(__m512i line) {
+  return _mm512_castsi512_ps(_mm512_and_si512(line, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+}
+
+template <int Rows, int Panels>
+void compact_tile(const CompactTile& t) {
+  constexpr int64_t kUnitsAhead = 3;
+  const compact::Weights& w = *t.weights;
+  const __m512i table = compact::table_of(w);
+  alignas(64) bf16 lines[Panels][compact::kValues];
+  __m512 sum[Rows][Panels];
+  for (auto& row : sum) {
+    for (__m512& v : row) v = zero();
+  }
+  const float* a = t.a;
+  for (int64_t s = 0; s < w.steps; ++s, a += kStep) {
+#pragma GCC unroll 2
+    for (int p = 0; p < Panels; ++p) {
+      const int64_t index = w.index(t.panel[p], s), ahead = s + kUnitsAhead;
+      const int64_t later = ahead < w.steps ? index + kUnitsAhead : w.index(t.later[p], ahead - w.steps);
+      compact::lines_of(w.unit(index), table, w.unit(later), lines[p]);
+      w.mend(index, lines[p]);
+    }
+    __m512 even[Rows][Panels], odd[Rows][Panels];
+#pragma GCC unroll 8
+    for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 2
+      for (int p = 0; p < Panels; ++p) even[r][p] = odd[r][p] = zero();
+    }
+#pragma GCC unroll 2
+    for (int i = 0; i < compact::kLines; ++i) {
+      __m512i line[Panels];
+#pragma GCC unroll 2
+      for (int p = 0; p < Panels; ++p) line[p] = _mm512_load_si512(lines[p] + i * 32);
+#pragma GCC unroll 8
+      for (int r = 0; r < Rows; ++r) {
+        const __m512 x = _mm512_set1_ps(a[r * t.a_row + 2 * i]), y = _mm512_set1_ps(a[r * t.a_row + 2 * i + 1]);
+#pragma GCC unroll 2
+        for (int p = 0; p < Panels; ++p) {
+          even[r][p] = _mm512_fmadd_ps(x, even_of(line[p]), even[r][p]);
+          odd[r][p] = _mm512_fmadd_ps(y, odd_of(line[p]), odd[r][p]);
+        }
+      }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < Rows; ++r) {
+#pragma GCC unroll 2
+      for (int p = 0; p < Panels; ++p) sum[r][p] = _mm512_add_ps(sum[r][p], _mm512_add_ps(even[r][p], odd[r][p]));
+    }
+  }
+  for (int r = 0; r < Rows; ++r) {
+    for (int p = 0; p < Panels; ++p) _mm512_storeu_ps(t.sums + r * kPair + p * kPanel, sum[r][p]);
+  }
+}
+
+template <int Rows>
+CompactMicro pick_compact(int rows, int panels) {
+  if constexpr (Rows > kMaxRows) {
+    return nullptr;
+  } else {
+    if (rows != Rows) return pick_compact<Rows + 1>(rows, panels);
+    return panels == 1 ? compact_tile<Rows, 1> : compact_tile<Rows, 2>;
+  }
+}
+
+void widen_unit_avx512(const compact::Weights& from, int64_t index, float* to) {
+  alignas(64) bf16 lines[compact::kValues];
+  compact::lines_of(from.unit(index), compact::table_of(from), from.unit(index) + compact::kUnitBytes, lines);
+  from.mend(index, lines);
+  for (int i = 0; i < compact::kLines; ++i) {
+    const __m512i line = _mm512_load_si512(lines + i * 32);
+    _mm512_storeu_ps(to + 2 * i * kPanel, even_of(line));
+    _mm512_storeu_ps(to + (2 * i + 1) * kPanel, odd_of(line));
+  }
+}
+
+constexpr CompactMicro (*kCompactMicro)(int, int) = pick_compact<1>;
+constexpr void (*kWidenUnit)(const compact::Weights&, int64_t, float*) = widen_unit_avx512;
 
 }  // namespace
 }  // namespace aloft::matmul_detail

@@ -5,6 +5,7 @@
 #pragma once
 #include <cstdint>
 
+#include "kernels/compact.h"
 #include "kernels/half.h"
 #include "kernels/matmul.h"
 
@@ -23,7 +24,9 @@ struct Product {
   Epilogue epilogue = nullptr;
   const void* context = nullptr;
   Halves halves = Halves::Adjacent;
+  compact::Weights compact = {};  // the right operand, where it is in this form (AVX-512 only)
 
+  bool is_compact() const { return compact.header != nullptr; }
   bool plain() const { return !epilogue && !addend.data && alpha == 1; }  // the sums are rounded and stored
   bool gated() const { return halves == Halves::Gated; }
   int64_t panels() const { return (n + kPanel - 1) / kPanel; }
@@ -54,6 +57,16 @@ struct Tile {
 };
 using Micro = void (*)(const Tile& tile);
 
+// The same for compact weights and all of k: panels[0 .. count) of the matrix; `later`: those that come next.
+struct CompactTile {
+  const compact::Weights* weights;
+  int64_t panel[2], later[2];
+  const float* a;
+  int64_t a_row;
+  float* sums;  // rows of kPair
+};
+using CompactMicro = void (*)(const CompactTile& tile);
+
 struct Kernels {
   int max_rows;  // rows of the tallest tile
   // Tile of `rows` x (panels * 16), panels 1 or 2; null where it does not fit the registers.
@@ -66,6 +79,10 @@ struct Kernels {
   void (*widen)(Element type, const void* from, int64_t count, float* to);
   // to[r * to_stride + i] = from[r * kPair + i], rounded to nearest even, for i < count <= kPair, r < rows.
   void (*narrow)(Element type, const float* from, int64_t rows, int64_t count, void* to, int64_t to_stride);
+  // Compact weights, null where they are expanded instead: tiles of up to max_rows rows x 1 or 2 panels; a unit as
+  // fp32, to[k * 16 + j], k < 32.
+  CompactMicro (*compact_micro)(int rows, int panels);
+  void (*widen_unit)(const compact::Weights& from, int64_t index, float* to);
 };
 
 const Kernels& kernels();  // those of isa()

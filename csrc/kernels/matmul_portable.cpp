@@ -118,7 +118,7 @@ void narrow(Element type, const float* from, int64_t rows, int64_t count, void* 
 }  // namespace
 
 const Kernels& portable_kernels() {
-  static const Kernels kernels{4, micro_for, pack_columns, pack_rows, widen, narrow};
+  static const Kernels kernels{4, micro_for, pack_columns, pack_rows, widen, narrow, nullptr, nullptr};
   return kernels;
 }
 

@@ -5,7 +5,8 @@
 //   Weights<T>::load(const T*)          a row of a panel, widened, columns in the kernel's own order
 //   Weights<T>::to_kernel, to_memory    from and to that order
 //   transpose_panel(from, n_stride, k, to), narrow16(const float*, T*)
-//   kMaxRows, tall_enough(rows, panels)
+//   kMaxRows, fits(rows, panels)
+//   kCompactMicro, kWidenUnit           of Kernels
 //
 // Blocking: a tile is Rows x (Panels * 16) elements, each with two sums, one of the even and one of the odd k of the
 // current 32 (matmul.h), so Rows * Panels * kRegs * 2 registers; the totals lie in L1 and are added to every 32 k.
@@ -168,7 +169,8 @@ void narrow_any(Element type, const float* from, int64_t rows, int64_t count, vo
   }
 }
 
-constexpr Kernels kKernels{kMaxRows, micro_for, pack_columns_any, pack_rows_any, widen_any, narrow_any};
+constexpr Kernels kKernels{kMaxRows,  micro_for,  pack_columns_any, pack_rows_any,
+                           widen_any, narrow_any, kCompactMicro,    kWidenUnit};
 
 }  // namespace
 }  // namespace aloft::matmul_detail

@@ -38,6 +38,8 @@ class AloftConfig:
         (default) chooses by the tokens of a step. See ``aloft.models.level``.
     lm_head: ``auto`` (default) multiplies with the head's weights as they are loaded, ``int8`` rounds an unquantized
         head to 8 bits with a scale a row, and its inputs token by token.
+    compact_weights: keep bfloat16 weights in FRACTAL_NZ without loss in three quarters of their bytes where the
+        runtime can (the virtual NPU on processors with AVX-512): the same results, less to read.
     """
 
     weight_nz_mode: int = 2
@@ -47,6 +49,7 @@ class AloftConfig:
     pipeline_depth: int = 0
     fusion_level: str = "auto"
     lm_head: str = "auto"
+    compact_weights: bool = True
 
     def __post_init__(self) -> None:
         if self.weight_nz_mode not in (0, 1, 2):

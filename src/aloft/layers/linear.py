@@ -1,7 +1,8 @@
 """Unquantized linear layers whose weights are packed into FRACTAL_NZ after loading.
 
 A weight is kept as ``[in, out]`` in NZ, so that its 16-wide panels lie along the output features: a matrix product
-then reads it front to back once, for one token as for many.
+then reads it front to back once, for one token as for many. With ``compact_weights`` the virtual NPU keeps bfloat16
+weights without loss in three quarters of their bytes.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
 )
 
 from aloft import config
+from aloft.ops.compact import compact
 from aloft.ops.projection import DYNAMIC, Projection, multiply
 from aloft.quantization.layout import int8_matrix
 
@@ -34,11 +36,14 @@ ACL_FORMAT_FRACTAL_NZ = 29
 PACKABLE = (torch.bfloat16, torch.float16)
 
 
-def pack(weight: torch.Tensor) -> torch.Tensor:
-    """``[out, in]`` in ND to ``[in, out]`` in FRACTAL_NZ, same dtype."""
+def pack(weight: torch.Tensor, compacted: bool = False) -> torch.Tensor:
+    """``[out, in]`` in ND to ``[in, out]`` in FRACTAL_NZ, same dtype; ``compacted`` where the runtime can."""
     # torch_npu makes an ND tensor, with no more than a warning, unless internal formats are allowed
     torch.npu.config.allow_internal_format = True  # type: ignore[attr-defined]
-    return torch.ops.npu.npu_format_cast(weight.t().contiguous(), ACL_FORMAT_FRACTAL_NZ)
+    packed = torch.ops.npu.npu_format_cast(weight.t().contiguous(), ACL_FORMAT_FRACTAL_NZ)
+    if compacted:
+        compact(packed)
+    return packed
 
 
 def product(x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -66,12 +71,13 @@ class NzLinearMethod(UnquantizedLinearMethod):
     def __init__(self) -> None:
         super().__init__()
         self.pack = packing_wanted()
+        self.compact = _settings().compact_weights
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         weight: torch.Tensor = layer.weight.data  # type: ignore[assignment]
         layer.aloft_packed = self.pack and weight.dtype in PACKABLE and weight.numel() > 0  # type: ignore[assignment]
         if layer.aloft_packed:
-            weight = pack(weight)
+            weight = pack(weight, self.compact)
         # a plain parameter: the loader's subclass would intercept every call of every step
         layer.weight = torch.nn.Parameter(weight, requires_grad=False)
 
@@ -92,6 +98,7 @@ class NzEmbeddingMethod(UnquantizedEmbeddingMethod):
         super().__init__()
         self.pack = packing_wanted()
         self.int8 = _settings().lm_head == "int8"
+        self.compact = _settings().compact_weights
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         layer.aloft_head = None  # type: ignore[assignment]
@@ -102,7 +109,7 @@ class NzEmbeddingMethod(UnquantizedEmbeddingMethod):
             return torch.nn.functional.linear(x, weight, bias)
         head: Projection | None = getattr(layer, "aloft_head", None)
         if head is None:
-            head = self._rounded(weight.data) if self.int8 else Projection(pack(weight.data))
+            head = self._rounded(weight.data) if self.int8 else Projection(pack(weight.data, self.compact))
             layer.aloft_head = head  # type: ignore[assignment]
         made = multiply(x.flatten(0, -2), head if bias is None else replace(head, bias=bias))
         return made if x.dim() == 2 else made.view(*x.shape[:-1], made.shape[-1])
