@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import sys
 from importlib import metadata
+from typing import TYPE_CHECKING
 
 from aloft.errors import UnsupportedVersion
+
+if TYPE_CHECKING:
+    from vllm.engine.arg_utils import EngineArgs
 
 SUPPORTED = ("0.32.",)
 
 # "module:qualified.name" -> why aloft needs it
 TOUCHED: dict[str, str] = {
+    "vllm.engine.arg_utils:EngineArgs.create_engine_config": "asks the platform first: a GGUF file gets its folder",
     "vllm.v1.worker.worker_base:WorkerBase": "base class of the worker",
     "vllm.v1.worker.worker_base:CompilationTimes": "return value of compile_or_warm_up_model",
     "vllm.v1.worker.gpu_input_batch:InputBatch": "persistent batch, sampling metadata",
@@ -140,3 +146,17 @@ def shutdown_event(runner: object) -> asyncio.Event | None:
         if isinstance(event, asyncio.Event):
             return event
     return None
+
+
+def engine_args() -> EngineArgs | None:
+    """The arguments of the engine for whose config vLLM asks the platform, as the platform's method sees it.
+
+    None where something else has called that method. vLLM offers no hook that is given them.
+    """
+    frame = sys._getframe(2)
+    if frame.f_code.co_name != "create_engine_config":
+        return None
+    from vllm.engine.arg_utils import EngineArgs
+
+    caller = frame.f_locals.get("self")
+    return caller if isinstance(caller, EngineArgs) else None

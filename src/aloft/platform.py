@@ -204,11 +204,13 @@ class AloftPlatform(Platform):
 
     @classmethod
     def pre_register_and_update(cls, parser: FlexibleArgumentParser | None = None) -> None:
-        from aloft import plugin, quantization
+        from aloft import compat, plugin, quantization
 
         plugin.general()
         if parser is not None:
             quantization.accept_files(parser)
+        elif (arguments := compat.engine_args()) is not None:
+            quantization.name_folder(arguments)
 
     @classmethod
     def apply_config_platform_defaults(cls, vllm_config: VllmConfig) -> None:

@@ -23,14 +23,15 @@ CHAT_TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor
 class Server:
     """`aloft serve` (wrapped) or plain `vllm serve` on a free port; logs are shown where a test fails."""
 
-    def __init__(self, model: Path, *arguments: str, wrapped: bool = True) -> None:
+    def __init__(self, model: Path, *arguments: str, wrapped: bool = True, name: str = "tiny") -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
         program = ["aloft.cli.main", "serve"] if wrapped else ["vllm.entrypoints.cli.main", "serve"]
         environment = {name: value for name, value in os.environ.items() if name != "VLLM_ENABLE_V1_MULTIPROCESSING"}
         self.log = tempfile.NamedTemporaryFile("w+", prefix="aloft-server-", suffix=".log")  # noqa: SIM115
-        where = ["--host", "127.0.0.1", "--port", str(self.port), "--served-model-name", "tiny"]
+        where = ["--host", "127.0.0.1", "--port", str(self.port)]
+        where += ["--served-model-name", name] if name else []
         self.process = subprocess.Popen(
             [sys.executable, "-m", *program, str(model), *where, *arguments],
             env=environment,

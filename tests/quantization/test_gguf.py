@@ -169,7 +169,7 @@ def test_file_alone(tmp_path):
 
 
 def test_command_line(model, tmp_path):
-    """vllm serve FILE and --model FILE mean the file's folder; what is wrong with it is said at once."""
+    """vllm serve FILE and --model FILE mean the file's folder, by the file's name; what is wrong is said at once."""
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -178,8 +178,14 @@ def test_command_line(model, tmp_path):
     parser = FlexibleArgumentParser(exit_on_error=False)
     parser.add_argument("model_tag", nargs="?")
     AsyncEngineArgs.add_cli_args(parser)
-    said = parser.parse_args([str(folder / "tiny.gguf")])
-    assert (tmp_path / said.model_tag / "tiny.gguf").resolve() == folder / "tiny.gguf"
+    file = str(folder / "tiny.gguf")
+    assert parser.parse_args([file]).model_tag == file
+    made = AsyncEngineArgs.from_cli_args(parser.parse_args(["--model", file])).create_engine_config().model_config
+    assert (tmp_path / made.model / "tiny.gguf").resolve() == folder / "tiny.gguf"
+    assert made.tokenizer == made.model and made.served_model_name == file and made.quantization == "gguf"
+    named = ["--model", file, "--served-model-name", "mine", "--tokenizer", str(model), "--quantization", "gguf"]
+    made = AsyncEngineArgs.from_cli_args(parser.parse_args(named)).create_engine_config().model_config
+    assert made.tokenizer == str(model) and made.served_model_name == "mine"
     assert parser.parse_args(["--model", str(folder)]).model == str(folder)
     with pytest.raises(argparse.ArgumentError, match=r"no file .*none\.gguf"):
         parser.parse_args([str(tmp_path / "none.gguf")])
@@ -233,6 +239,8 @@ def test_no_tokenizer(model, tmp_path):
 
     write(model, tmp_path / "bare.gguf", "Q8_0", more={"tokenizer.ggml.model": "gpt2"})
     with pytest.raises(
-        ValueError, match=r"No tokenizer can be made from the metadata of .*bare\.gguf: put the model's"
+        ValueError,
+        match=r"No tokenizer can be made from the metadata of .*bare\.gguf: put .*name another with --tokenizer",
     ):
         model_folder(str(tmp_path / "bare.gguf"))
+    assert model_folder(str(tmp_path / "bare.gguf"), own_tokenizer=False)

@@ -47,7 +47,7 @@ def serve(model: str | None, host: str, port: int, arguments: list[str], ask: bo
     """
     check_port(host, port)
     if model is not None:
-        folder = served_folder(model)
+        folder = served_folder(model, not any(word.split("=")[0] == "--tokenizer" for word in arguments))
         if folder != model:
             arguments = _named(model, arguments)
         model = folder
@@ -104,12 +104,15 @@ def serve(model: str | None, host: str, port: int, arguments: list[str], ask: bo
     return status if status >= 0 else 1
 
 
-def served_folder(model: str) -> str:
-    """The folder vLLM is given for a GGUF file; any other model as it is."""
+def served_folder(model: str, own_tokenizer: bool = True) -> str:
+    """The folder vLLM is given for a GGUF file; any other model as it is.
+
+    own_tokenizer: no other tokenizer was named.
+    """
     from aloft.quantization.gguf.folder import model_folder
 
     try:
-        return model_folder(model)
+        return model_folder(model, own_tokenizer)
     except ValueError as error:
         raise UserError(str(error)) from error
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.engine.arg_utils import EngineArgs
 
 #: load formats of vLLM's default loader, which knows the option
 _TRACKED = ("auto", "hf", "safetensors", "pt", "gguf")
@@ -62,18 +63,39 @@ def detect(vllm_config: VllmConfig) -> None:
 
 
 def accept_files(parser: argparse.ArgumentParser) -> None:
-    """Lets vLLM's command line take a GGUF file, or a folder of nothing else, for a model."""
+    """Has vLLM's command line refuse a GGUF file that cannot be served, before anything slow starts."""
     from aloft.quantization.gguf.folder import model_folder
 
     def model(value: str) -> str:
         try:
-            return model_folder(value)
+            model_folder(value, own_tokenizer=False)
         except ValueError as error:
             raise argparse.ArgumentTypeError(str(error)) from error
+        return value  # the name requests give; `name_folder` gives the engine the folder
 
     for action in parser._actions:  # argparse has no public way to an argument that is there
         if action.dest in ("model", "model_tag"):
             action.type = model
+
+
+def name_folder(arguments: EngineArgs) -> None:
+    """Gives the engine the folder that stands for a GGUF file, under the name the user gave.
+
+    Raises:
+        ValueError: the file cannot be served.
+    """
+    from aloft.quantization.gguf.folder import model_folder
+
+    named = arguments.model
+    own_tokenizer = arguments.tokenizer in (None, named) and not arguments.skip_tokenizer_init
+    folder = model_folder(named, own_tokenizer)
+    if folder == named:
+        return
+    arguments.model = folder
+    if arguments.tokenizer == named:
+        arguments.tokenizer = folder
+    if arguments.served_model_name is None:
+        arguments.served_model_name = named
 
 
 def require_all_weights(vllm_config: VllmConfig) -> None:

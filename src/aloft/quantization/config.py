@@ -74,10 +74,9 @@ class AloftQuantizationConfig(QuantizationConfig):
     def maybe_update_config(self, model_name: str, hf_config: Any = None, revision: str | None = None) -> None:
         if self.description is not None:
             return
-        found = f"a {modelslim.FILE} (--quantization ascend)" if modelslim.find(model_name, revision) else "none"
         raise ValueError(
             f"--quantization {self.NAME} needs a quantization_config of that method in the config.json of "
-            f"{model_name}; found: {found}."
+            f"{model_name}; found: {_found(model_name, hf_config, revision)}."
         )
 
     def apply_vllm_mapper(self, hf_to_vllm_mapper: WeightsMapper) -> None:
@@ -123,8 +122,7 @@ class ModelSlimConfig(AloftQuantizationConfig):
     def maybe_update_config(self, model_name: str, hf_config: Any = None, revision: str | None = None) -> None:
         content = modelslim.find(model_name, revision)
         if content is None:
-            said = getattr(hf_config, "quantization_config", None)
-            found = said.get("quant_method", said) if isinstance(said, dict) else "a float checkpoint"
+            found = _found(model_name, hf_config, revision)
             raise ValueError(f"--quantization ascend needs {modelslim.FILE} in {model_name}; found: {found}.")
         self.description = modelslim.ModelSlim(content)
 
@@ -163,9 +161,9 @@ class GgufConfig(AloftQuantizationConfig):
     def maybe_update_config(self, model_name: str, hf_config: Any = None, revision: str | None = None) -> None:
         file = gguf.find(model_name)
         if file is None:
-            found = f"a {modelslim.FILE} (--quantization ascend)" if modelslim.find(model_name, revision) else "none"
             raise ValueError(
-                f"--quantization gguf needs one GGUF file and no other weights in {model_name}; found: {found}."
+                f"--quantization gguf needs one GGUF file and no other weights in {model_name}; found: "
+                f"{_found(model_name, hf_config, revision)}."
             )
         self.description = Gguf(index.read(file))
 
@@ -177,6 +175,16 @@ CONFIGS: tuple[type[AloftQuantizationConfig], ...] = (
     GptqConfig,
     GgufConfig,
 )
+
+
+def _found(model: str, hf_config: Any, revision: str | None) -> str:
+    """What a checkpoint is, for who has taken it for something else."""
+    if modelslim.find(model, revision) is not None:
+        return f"a {modelslim.FILE} (--quantization ascend)"
+    if (file := gguf.find(model)) is not None:
+        return f"the GGUF file {file.name} (--quantization gguf)"
+    said = getattr(hf_config, "quantization_config", None)
+    return str(said.get("quant_method", said)) if isinstance(said, dict) else "a float checkpoint"
 
 
 def _other(described: LayerScheme | None, kind: str, prefix: str) -> Any:

@@ -12,17 +12,30 @@ from aloft.quantization.gguf import SUFFIX, find
 from aloft.quantization.gguf.index import Index, home, read
 from aloft.quantization.gguf.names import ARCHITECTURES, FREQUENCIES
 
+#: in a made folder that has no tokenizer: the sentence that says why
+_NO_TOKENIZER = "no_tokenizer.txt"
 _BESIDE = ("config.json", "generation_config.json", "*token*", "*.jinja", "vocab.json", "merges.txt")
 
 
-def model_folder(model: str) -> str:
+def model_folder(model: str, own_tokenizer: bool = True) -> str:
     """The folder that stands for a GGUF file, or for a folder that holds one and no config.json; others are returned.
 
     config.json and a tokenizer beside the file are taken as they are; what is missing is made from its metadata, once.
 
+    Args:
+        own_tokenizer: the tokenizer has to be the file's, since no other was named.
+
     Raises:
         ValueError: there is no such file, it is damaged, or its metadata does not tell enough.
     """
+    folder = _folder(model)
+    lacking = Path(folder) / _NO_TOKENIZER
+    if own_tokenizer and lacking.is_file():
+        raise ValueError(lacking.read_text())
+    return folder
+
+
+def _folder(model: str) -> str:
     path = Path(model)
     if path.suffix == SUFFIX:
         if not path.is_file():
@@ -51,7 +64,10 @@ def _make(path: Path, made: Path) -> None:
                 if file.is_file() and file.suffix != SUFFIX:
                     shutil.copy(file, new)
         if not (new / "tokenizer_config.json").is_file():
-            _write_tokenizer(path, new)
+            try:
+                _write_tokenizer(path, new)
+            except ValueError as error:
+                (new / _NO_TOKENIZER).write_text(str(error))
         if not (new / "config.json").is_file():
             _write_config(index, new)
         os.symlink(path.resolve(), new / path.name)
@@ -67,7 +83,8 @@ def _write_tokenizer(path: Path, folder: Path) -> None:
         tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
     except Exception as error:  # what the tokenizers library raises has no other class
         raise ValueError(
-            f"No tokenizer can be made from the metadata of {path}: put the model's own tokenizer files beside it. "
+            f"No tokenizer can be made from the metadata of {path}: put the model's own tokenizer files beside it, "
+            "or name another with --tokenizer. "
             f"({type(error).__name__}: {error})"
         ) from error
     tokenizer.save_pretrained(folder)
@@ -84,6 +101,9 @@ def _write_config(index: Index, folder: Path) -> None:
         )
     config = AutoConfig.from_pretrained(index.path.parent, gguf_file=index.path.name).to_dict()
     config |= {"architectures": [ARCHITECTURES[index.architecture]], "dtype": "bfloat16"}
+    # transformers takes these from keys that not every file has, or from its own defaults
+    config["vocab_size"] = index.tensors["token_embd.weight"].shape[0]
+    config["head_dim"] = index.tensors["blk.0.attn_q.weight"].shape[0] // config["num_attention_heads"]
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     ends = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if config.get(key) is not None}
     (folder / "generation_config.json").write_text(json.dumps(ends) + "\n")

@@ -18,7 +18,7 @@ from aloft.cache import cache_folder
 if TYPE_CHECKING:
     import numpy
 
-_VERSION = 1
+_VERSION = 2
 _MAGIC = b"GGUF"
 
 
@@ -82,7 +82,9 @@ def _parse(path: Path) -> dict[str, Any]:
     try:
         from gguf import GGUFReader
     except ImportError as error:
-        raise ValueError(f"{path}: GGUF files are read by the package gguf: pip install 'gguf>=0.17'.") from error
+        raise ValueError(
+            f"{path}: GGUF files are read by the package gguf: pip install 'vllm-aloft[gguf]', or 'gguf>=0.17'."
+        ) from error
     try:
         reader = GGUFReader(path)
     except (ValueError, IndexError, KeyError, UnicodeDecodeError, OverflowError) as error:
