@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from aloft.ops.experts import Routing, choose, run_experts
+from aloft.ops.experts import Experts, Routing, choose, run_experts
 from aloft.ops.projection import Projection
 
 E, K, HIDDEN, WIDTH = 8, 2, 96, 40
@@ -40,12 +40,12 @@ def test_float_experts(dtype, form):
     down = (torch.randn(E, HIDDEN, WIDTH) / WIDTH**0.5).to(dtype)
     if form == "nz" and dtype == torch.float32:
         pytest.skip("float32 stays ND")
-    held = [Projection(packed(w.npu(), form == "nz")) for w in (up, down)]
+    held = Experts(*(Projection(packed(w.npu(), form == "nz")) for w in (up, down)))
     every = {}
     for tokens in (1, 3, 7, 33):
         x, ids = torch.randn(tokens, HIDDEN).to(dtype), _ids(tokens)
         weights = torch.rand(tokens, K).to(dtype)
-        got = run_experts(x.npu(), weights.npu(), ids.npu(), *held).cpu()
+        got = run_experts(x.npu(), weights.npu(), ids.npu(), held).cpu()
         want = _float_reference(x, weights, ids, up.mT, down.mT)
         # the products of up and of down and SwiGLU round to dtype, the sum once more
         unit = torch.finfo(dtype).eps
@@ -53,9 +53,9 @@ def test_float_experts(dtype, form):
         every[tokens] = (x, weights, ids, got)
     x, weights, ids, got = every[33]
     for rows in (slice(0, 1), slice(5, 12)):  # a row is what it is alone
-        part = run_experts(x[rows].npu(), weights[rows].npu(), ids[rows].npu(), *held).cpu()
+        part = run_experts(x[rows].npu(), weights[rows].npu(), ids[rows].npu(), held).cpu()
         assert torch.equal(part, got[rows])
-    empty = run_experts(x[:0].npu(), weights[:0].npu(), ids[:0].npu(), *held)
+    empty = run_experts(x[:0].npu(), weights[:0].npu(), ids[:0].npu(), held)
     assert empty.shape == (0, HIDDEN)
 
 

@@ -11,7 +11,7 @@ from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import Un
 
 from aloft.errors import UnsupportedFeature
 from aloft.layers.linear import ACL_FORMAT_FRACTAL_NZ, PACKABLE, packing_wanted
-from aloft.ops.experts import SCORING, Routing, choose, run_experts
+from aloft.ops.experts import SCORING, Experts, Routing, choose, run_experts
 from aloft.ops.projection import Projection
 
 
@@ -57,10 +57,10 @@ def routing(layer: Any) -> Routing:
     )
 
 
-def run(layer: Any, x: torch.Tensor, logits: torch.Tensor, up: Projection, down: Projection) -> torch.Tensor:
+def run(layer: Any, x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
     """The layer's routed output for x ``[T, hidden]`` and logits ``[T, experts]``."""
     weights, ids = choose(logits, layer.aloft_routing)
-    return run_experts(x, weights, ids, up, down)
+    return run_experts(x, weights, ids, layer.aloft_experts)
 
 
 def packed(weight: torch.Tensor, nz: bool) -> torch.Tensor:
@@ -105,12 +105,12 @@ class AloftExpertsMethod(UnquantizedFusedMoEMethod):
             made.aloft_packed = True  # type: ignore[attr-defined]
             setattr(layer, name, made)
         layer.aloft_routing = routing(layer)
-        layer.aloft_projections = Projection(layer.w13_weight.data), Projection(layer.w2_weight.data)
+        layer.aloft_experts = Experts(Projection(layer.w13_weight.data), Projection(layer.w2_weight.data))
 
     def apply_monolithic(
         self, layer: Any, x: torch.Tensor, router_logits: torch.Tensor, input_ids: torch.Tensor | None = None
     ) -> torch.Tensor:
-        return run(layer, x, router_logits, *layer.aloft_projections)
+        return run(layer, x, router_logits)
 
 
 def replacements() -> dict[type[torch.nn.Module], type[torch.nn.Module]]:

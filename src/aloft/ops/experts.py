@@ -17,8 +17,8 @@ SOFTMAX, SIGMOID = "softmax", "sigmoid"
 SCORING = (SOFTMAX, SIGMOID)
 #: encodings of a group list
 _ENDS, _COUNTS = 0, 1
-#: the fused product with SwiGLU takes at most this many columns
-_FUSED_COLUMNS = 10240
+#: the product with SwiGLU and quantisation in one takes at most this many columns
+FUSED_COLUMNS = 10240
 _NO_QUANT, _BY_ROW = -1, 1
 
 
@@ -69,32 +69,42 @@ def choose(logits: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torch.
     return weights, ids
 
 
-def run_experts(
-    x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, up: Projection, down: Projection
-) -> torch.Tensor:
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """The weights of E experts.
+
+    up: ``[E, hidden, 2 * width]``, the gates first, down: ``[E, width, hidden]``: FRACTAL_NZ, plain or a transposed
+    view; float, or quantized (scales, offsets and biases with a leading ``E``). fused: both are int8 in FRACTAL_NZ with
+    int8 rows, and up has at most ``FUSED_COLUMNS`` columns: its product, SwiGLU and quantisation are one operator.
+    """
+
+    up: Projection
+    down: Projection
+    fused: bool = False
+
+
+def run_experts(x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, experts: Experts) -> torch.Tensor:
     """``sum over j of weights[t, j] * down[e](swiglu(up[e](x[t])))`` with ``e = ids[t, j]``: ``[T, hidden]``.
 
-    x: ``[T, hidden]``. ids: int32 ``[T, k]``. up: ``[E, hidden, 2 * width]``, the gates first, down:
-    ``[E, width, hidden]``, each FRACTAL_NZ, plain or a transposed view; float, or quantized (scales with a leading
-    ``E``).
+    x: ``[T, hidden]``. weights, and int32 ids: ``[T, k]``.
     """
     if x.shape[0] == 0:
         return torch.empty_like(x)
+    up, down, count = experts.up, experts.down, experts.up.weight.shape[0]
     integer = up.scheme == DYNAMIC
-    fused = integer and up.weight.dtype == torch.int8 and up.weight.shape[-1] <= _FUSED_COLUMNS
-    kind = _ENDS if fused else _COUNTS
+    kind = _ENDS if experts.fused else _COUNTS
     rows, places, groups, row_scale = torch.ops.npu.npu_moe_init_routing_v2(
         x,
         ids,
         active_num=ids.numel(),
-        expert_num=up.weight.shape[0],
+        expert_num=count,
         expert_tokens_num_type=kind,
         expert_tokens_num_flag=True,
         quant_mode=_BY_ROW if integer else _NO_QUANT,
-        active_expert_range=[0, up.weight.shape[0]],
+        active_expert_range=[0, count],  # torch_npu keeps the default of the first call
         row_idx_type=0,
     )
-    if fused:
+    if experts.fused:
         inner, inner_scale, _ = torch.ops.npu.npu_grouped_matmul_swiglu_quant(
             rows, up.weight, groups, up.scale, row_scale
         )

@@ -15,7 +15,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, 
 from vllm.model_executor.models.utils import WeightsMapper
 
 from aloft import config as settings
-from aloft.quantization import gguf, registry
+from aloft.quantization import experts, gguf, registry
 from aloft.quantization.description import Description, LayerScheme, shard_names
 from aloft.quantization.formats import modelslim
 from aloft.quantization.formats.compressed_tensors import CompressedTensors
@@ -104,7 +104,7 @@ class AloftQuantizationConfig(QuantizationConfig):
         if isinstance(layer, Attention):
             return _other(description.kv_cache(prefix), registry.KV_CACHE, prefix)
         if isinstance(layer, RoutedExperts):
-            raise ValueError(f"{prefix}: aloft does not serve quantized experts yet.")
+            return experts.method_of(description, layer, prefix, _nz_wanted())  # type: ignore[return-value]
         return None
 
 

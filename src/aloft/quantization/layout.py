@@ -10,8 +10,11 @@ ACL_FORMAT_FRACTAL_NZ = 29
 def int8_matrix(values: torch.Tensor, nz: bool) -> torch.Tensor:
     """int8 ``[N, K]`` to ``[K, N]``, packed into FRACTAL_NZ where asked."""
     matrix = values.t().contiguous()
-    if not nz:
-        return matrix
+    return to_nz(matrix) if nz else matrix
+
+
+def to_nz(matrix: torch.Tensor) -> torch.Tensor:
+    """``[..., K, N]`` in FRACTAL_NZ."""
     # torch_npu makes an ND tensor, with no more than a warning, unless internal formats are allowed
     torch.npu.config.allow_internal_format = True  # type: ignore[attr-defined]
     return torch.ops.npu.npu_format_cast(matrix, ACL_FORMAT_FRACTAL_NZ)
@@ -27,8 +30,7 @@ def int4_matrix(values: torch.Tensor, nz: bool = False) -> torch.Tensor:
         raise ValueError(f"4-bit weights need a multiple of 8 output features, not {values.shape[0]}")
     matrix = values.t().to(torch.int32).contiguous()
     if nz:
-        torch.npu.config.allow_internal_format = True  # type: ignore[attr-defined]
-        matrix = torch.ops.npu.npu_format_cast(matrix, ACL_FORMAT_FRACTAL_NZ)
+        matrix = to_nz(matrix)
     return torch.ops.npu.npu_convert_weight_to_int4pack(matrix)
 
 

@@ -48,17 +48,25 @@ class Loading:
         """
         for name in names:
             parameter = getattr(layer, name)
-            if self.dummy:
-                _make_plausible(name, parameter.data)
+            if self.fill(name, parameter.data):
                 continue
             came = self._came.get(id(parameter), set())
             if None not in came and len(came) < parts:
                 told = f" (only the parts {sorted(map(str, came))} of it)" if came else ""
                 raise ValueError(f"{self.name}: the checkpoint has no {name}{told}.")
-            if parameter.is_floating_point():
-                self._check_values(name, parameter.data, "scale" in name and not signed_scales)
+            self.check_values(name, parameter.data, signed_scales)
 
-    def _check_values(self, name: str, values: torch.Tensor, positive: bool) -> None:
+    def fill(self, name: str, values: torch.Tensor) -> bool:
+        """Whether weights are random, from no checkpoint; if so gives what is not a code a value one could have."""
+        if self.dummy:
+            _make_plausible(name, values)
+        return self.dummy
+
+    def check_values(self, name: str, values: torch.Tensor, signed_scales: bool = False) -> None:
+        """Raises ValueError for numbers that are not finite, and scales that are not positive but have to be."""
+        if not values.is_floating_point():
+            return
+        positive = "scale" in name and not signed_scales
         good = values.isfinite()
         if positive:
             good &= values > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ class Grouped:
             raise ValueError(f"{self.name}: 8-bit weights with groups are not supported: group_size must be -1.")
         self.left_out = frozenset(left_out)
         self.head = head
+        self.rules: tuple[re.Pattern[str], ...] = ()
 
     def storage(self) -> Storage:
         raise NotImplementedError
@@ -33,12 +35,16 @@ class Grouped:
         """Names are matched in part, and part by part the same in vLLM."""
 
     def linear(self, name: str, shards: Sequence[str]) -> LayerScheme | None:
-        if name.rpartition(".")[2] == "lm_head" and not self.head:
+        last = name.rpartition(".")[2]
+        if (last == "lm_head" and not self.head) or last == "gate":  # neither tool quantizes a router
             return None
-        out = {shard: not self.left_out.isdisjoint(_parts(shard)) for shard in shards}
+        out = {
+            shard: not self.left_out.isdisjoint(_parts(shard)) or any(rule.match(shard) for rule in self.rules)
+            for shard in shards
+        }
         if len(set(out.values())) > 1:
             raise ValueError(
-                f"{self.name}: layer {name} is one matrix product, but modules_to_not_convert leaves out only "
+                f"{self.name}: layer {name} is one matrix product, but its config leaves out only "
                 f"{', '.join(shard for shard, is_out in out.items() if is_out)}."
             )
         if next(iter(out.values())):
@@ -84,10 +90,14 @@ class Gptq(Grouped):
     name = "gptq"
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        if config.get("dynamic"):
-            raise ValueError("gptq: dynamic (settings that differ between layers) is not supported.")
+        rules = config.get("dynamic") or {}
+        if any(not str(rule).startswith("-:") for rule in rules):
+            raise ValueError(
+                "gptq: dynamic (settings that differ between layers) is supported for layers left out only."
+            )
         left_out = config.get("modules_to_not_convert") or ()
         super().__init__(config.get("bits"), config.get("group_size"), left_out, bool(config.get("lm_head")))
+        self.rules = tuple(re.compile(rule[2:]) for rule in rules)
         self.ordered = bool(config.get("desc_act"))
         form = str(config.get("checkpoint_format") or "gptq").lower()
         if form not in ("gptq", "gptq_v2"):

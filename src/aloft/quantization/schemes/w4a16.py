@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from aloft.quantization.registry import LINEAR, register
-from aloft.quantization.weight_only import WeightOnly
+from aloft.quantization.registry import EXPERTS, LINEAR, register
+from aloft.quantization.weight_only import WeightOnly, WeightOnlyExperts
 
 
 @register("w4a16", LINEAR)
@@ -11,4 +11,12 @@ class WeightOnlyInt4(WeightOnly):
     """``y = x (wq - zero) * scale + bias``, weights packed along the outputs."""
 
     operators = ("npu::npu_convert_weight_to_int4pack", "npu::npu_weight_quant_batchmatmul")
+    bits = 4
+
+
+@register("w4a16", EXPERTS)
+class WeightOnlyInt4Experts(WeightOnlyExperts):
+    """The same, each row in its expert's weights."""
+
+    operators = ("npu::npu_convert_weight_to_int4pack", *WeightOnlyExperts.operators)
     bits = 4

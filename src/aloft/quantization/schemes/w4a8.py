@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from aloft.ops.projection import DYNAMIC, Projection
 from aloft.quantization.description import LayerShape
+from aloft.quantization.experts import ExpertsScheme
 from aloft.quantization.layout import int4_matrix, int64_scale
 from aloft.quantization.linear import LinearScheme
-from aloft.quantization.registry import LINEAR, register
-from aloft.quantization.weight import QuantizedWeight
+from aloft.quantization.registry import EXPERTS, LINEAR, register
+from aloft.quantization.weight import QuantizedWeight, spread
 
 _HARDWARE_GROUP = 256
 
@@ -31,10 +33,7 @@ class DynamicInt4Weights(LinearScheme):
     )
 
     def pack(self, weight: QuantizedWeight, shape: LayerShape) -> dict[str, torch.Tensor]:
-        if weight.zero is not None:
-            raise ValueError(f"{shape.name}: W4A8 takes symmetric weights.")
-        if weight.group % 32:
-            raise ValueError(f"{shape.name}: groups must be a multiple of 32 input features, not {weight.group}.")
+        _check(weight, shape)
         self.group = weight.group
         # hardware reads FRACTAL_NZ with a scale a row, groups of 256 from plain rows
         nz = self.nz and weight.group != _HARDWARE_GROUP
@@ -43,3 +42,36 @@ class DynamicInt4Weights(LinearScheme):
 
     def projection(self, layer: Any, bias: torch.Tensor | None) -> Projection:
         return Projection(layer.packed, bias, DYNAMIC, self.group, layer.scale)
+
+
+@register("w4a8", EXPERTS)
+class DynamicInt4WeightsExperts(ExpertsScheme):
+    """The same, each row in its expert's weights.
+
+    The hardware multiplies ``xq - 8`` and wants the eights' share, ``8 sum(wq * scale)``, as a bias.
+    """
+
+    operators = (
+        "npu::npu_moe_init_routing_v2",
+        "npu::npu_convert_weight_to_int4pack",
+        "npu::npu_trans_quant_param",
+        "npu::npu_dynamic_quant",
+        "npu::npu_grouped_matmul",
+    )
+
+    def pack(self, weight: QuantizedWeight, shape: LayerShape) -> dict[str, torch.Tensor]:
+        _check(weight, shape)
+        scale = int64_scale(weight.scale.t().contiguous())
+        rounded = scale.to(torch.int32).view(torch.float32).t()
+        eights = 8 * (weight.values.float() * spread(rounded, weight.values)).sum(1)
+        return {"packed": int4_matrix(weight.values), "scale": scale, "eights": eights}
+
+    def projection(self, held: Mapping[str, torch.Tensor]) -> Projection:
+        return Projection(held["packed"], held["eights"], DYNAMIC, 0, held["scale"])
+
+
+def _check(weight: QuantizedWeight, shape: LayerShape) -> None:
+    if weight.zero is not None:
+        raise ValueError(f"{shape.name}: W4A8 takes symmetric weights.")
+    if weight.group % 32:
+        raise ValueError(f"{shape.name}: groups must be a multiple of 32 input features, not {weight.group}.")

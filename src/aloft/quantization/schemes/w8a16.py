@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from aloft.quantization.registry import LINEAR, register
-from aloft.quantization.weight_only import WeightOnly
+from aloft.quantization.registry import EXPERTS, LINEAR, register
+from aloft.quantization.weight_only import WeightOnly, WeightOnlyExperts
 
 
 @register("w8a16", LINEAR)
@@ -11,4 +11,11 @@ class WeightOnlyInt8(WeightOnly):
     """``y = x (wq - zero) * scale + bias``."""
 
     operators = ("npu::npu_weight_quant_batchmatmul",)
+    bits = 8
+
+
+@register("w8a16", EXPERTS)
+class WeightOnlyInt8Experts(WeightOnlyExperts):
+    """The same, each row in its expert's weights."""
+
     bits = 8

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from aloft.ops.projection import DYNAMIC, Projection
 from aloft.quantization.description import LayerShape
-from aloft.quantization.layout import int8_matrix
+from aloft.quantization.experts import ExpertsScheme
+from aloft.quantization.layout import int8_matrix, to_nz
 from aloft.quantization.linear import LinearScheme
-from aloft.quantization.registry import LINEAR, register
+from aloft.quantization.registry import EXPERTS, LINEAR, register
 from aloft.quantization.weight import QuantizedWeight
 
 
@@ -27,3 +29,32 @@ class DynamicInt8(LinearScheme):
 
     def projection(self, layer: Any, bias: torch.Tensor | None) -> Projection:
         return Projection(layer.packed, bias, DYNAMIC, 0, layer.row_scale)
+
+
+@register("w8a8-dynamic", EXPERTS)
+class DynamicInt8Experts(ExpertsScheme):
+    """The same, each row in its expert's weights.
+
+    The grouped product takes bfloat16 scales for bfloat16 results, the one with SwiGLU float32 ones.
+    """
+
+    operators = (
+        "npu::npu_moe_init_routing_v2",
+        "npu::npu_grouped_matmul_swiglu_quant",
+        "npu::npu_dynamic_quant",
+        "npu::npu_grouped_matmul",
+    )
+    fusable = True
+
+    def pack(self, weight: QuantizedWeight, shape: LayerShape) -> dict[str, torch.Tensor]:
+        if weight.zero is not None or weight.group:
+            raise ValueError(f"{shape.name}: W8A8 takes symmetric weights with one scale a row.")
+        return {"packed": int8_matrix(weight.values, False), "row_scale": weight.scale.flatten()}
+
+    def finish(self, held: dict[str, torch.Tensor], dtype: torch.dtype, fused: bool) -> dict[str, torch.Tensor]:
+        narrow = dtype == torch.bfloat16 and not fused
+        scale = held["row_scale"].to(torch.bfloat16) if narrow else held["row_scale"]
+        return {"packed": to_nz(held["packed"]) if self.nz else held["packed"], "row_scale": scale}
+
+    def projection(self, held: Mapping[str, torch.Tensor]) -> Projection:
+        return Projection(held["packed"], None, DYNAMIC, 0, held["row_scale"])

@@ -1,0 +1,151 @@
+"""Quantized experts of every format and scheme in an engine: each layer against its weights in float64."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import checkpoints
+import pytest
+import torch
+from safetensors.torch import save_file
+
+CASES = [  # writer, its arguments, how activations are rounded
+    ("compressed", (8, 8, 0), "token"),
+    ("compressed", (8, 0, 0), ""),
+    ("compressed", (4, 0, 32), ""),
+    ("compressed", (4, 8, 32), "token"),
+    ("compressed", (4, 8, 0), "token"),
+    ("gptq", (32, True), ""),
+    ("awq", (32, False), ""),
+]
+
+
+def compressed(model, folder, bits, act, group):
+    """An int-quantized compressed-tensors folder of symmetric weights, one code a byte."""
+    shutil.copytree(model, folder, ignore=shutil.ignore_patterns("*.safetensors*"))
+    made, values, top = {}, {}, 2 ** (bits - 1) - 1
+    for name, tensor in checkpoints.tensors(model).items():
+        if not name.endswith(("proj.weight", "w1.weight", "w2.weight", "w3.weight")):
+            made[name] = tensor
+            continue
+        layer, parts = name.removesuffix(".weight"), tensor.float().reshape(len(tensor), -1, group or tensor.shape[1])
+        scale = parts.abs().amax(-1) / top
+        codes = (parts / scale[..., None]).round()
+        values[layer] = (codes.double() * scale.double()[..., None]).reshape(tensor.shape)
+        made[name], made[f"{layer}.weight_scale"] = codes.reshape(tensor.shape).to(torch.int8), scale
+    weights = {"num_bits": bits, "type": "int", "symmetric": True, "strategy": "group" if group else "channel"}
+    tokens = {"num_bits": act, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
+    said = {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+        "ignore": ["lm_head", r"re:.*\.gate$", r"re:.*shared_expert_gate$"],
+        "config_groups": {
+            "all": {
+                "targets": ["Linear"],
+                "weights": weights | ({"group_size": group} if group else {}),
+                "input_activations": tokens if act else None,
+            }
+        },
+    }
+    save_file(made, folder / "model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text()) | {"quantization_config": said}
+    (folder / "config.json").write_text(json.dumps(config))
+    return values
+
+
+def rounded(x):
+    """float64 rows as int8 with a scale a row."""
+    scale = x.abs().amax(-1, keepdim=True) / 127
+    return (x / scale).round() * scale
+
+
+def expected(layer, values, x, weights, ids, activations):
+    """float64 routed output, activations rounded where the scheme does; and what the lengths of its parts add up to."""
+    made, lengths = torch.zeros(x.shape, dtype=torch.float64), torch.zeros(len(x), dtype=torch.float64)
+    wide = x.double()
+    if activations:  # by the operator: a tie may fall either way
+        codes, scale = (part.cpu().double() for part in torch.ops.npu.npu_dynamic_quant(x.npu()))
+        wide = codes * scale[:, None]
+    for t in range(len(x)):
+        for weight, expert in zip(weights[t].double(), ids[t].tolist(), strict=True):
+            names = (layer.ckpt_gate_proj_name, layer.ckpt_up_proj_name, layer.ckpt_down_proj_name)
+            gate, up, down = (values[f"{layer.layer_name}.{expert}.{name}"] for name in names)
+            inner = torch.nn.functional.silu(wide[t] @ gate.t()) * (wide[t] @ up.t())
+            inner = rounded(inner) if activations else inner
+            part = weight * (inner @ down.t())
+            made[t] += part
+            lengths[t] += part.norm()
+    return made, lengths
+
+
+def check_experts(folder, values, activations):
+    """The engine makes text, and every layer of experts is its formula; a pass after loading changes nothing."""
+    import inprocess
+
+    from aloft.ops.experts import choose
+
+    llm = inprocess.start(folder, max_num_seqs=2, num_gpu_blocks_override=80)
+    (answer,) = llm.generate(["The square of"], use_tqdm=False)
+    assert len(answer.outputs[0].token_ids) == 16
+    assert not inprocess.runner(llm).graphs.refused
+    layers = [module for module in inprocess.runner(llm).model.modules() if type(module).__name__ == "RoutedExperts"]
+    assert len(layers) == 2
+    torch.manual_seed(1)
+    for layer in layers:
+        for rows in (1, 5, 70):
+            x = torch.randn(rows, layer.hidden_size).to(torch.bfloat16)
+            logits = (3 * torch.randn(rows, layer.global_num_experts)).to(torch.bfloat16).npu()
+            weights, ids = (part.cpu() for part in choose(logits, layer.aloft_routing))
+            got = layer.quant_method.apply_monolithic(layer, x.npu(), logits).cpu()
+            want, lengths = expected(layer, values, x, weights, ids, activations)
+            # the fused product has one bfloat16 result; else two values on the way are bfloat16 (2**-9 each), and where
+            # int8 follows, their nearest of 254 steps may be another
+            error = float(((got.double() - want).norm(dim=-1) / lengths).max())
+            allowed = 0.006 if layer.aloft_experts.fused else 0.016 if activations else 0.01
+            print(f"error {error:.4f} of {allowed}")
+            assert error < allowed
+        layer.quant_method.process_weights_after_loading(layer)
+        again = layer.quant_method.apply_monolithic(layer, x.npu(), logits).cpu()
+        assert torch.equal(again, got)
+
+
+@pytest.fixture(scope="module")
+def experts_model(tmp_path_factory):
+    import tiny_experts
+
+    return tiny_experts.make(tmp_path_factory.mktemp("experts") / "model", "qwen3_moe")
+
+
+@pytest.mark.parametrize(("writer", "changes", "activations"), CASES)
+def test_formats(writer, changes, activations, experts_model, tmp_path):
+    folder = tmp_path / "out"
+    if writer == "compressed":
+        values = compressed(experts_model, folder, *changes)
+    else:
+        values = checkpoints.grouped(experts_model, folder, writer, *changes)
+    check_experts(folder, values, activations)
+
+
+def test_mixtral_names(tmp_path):
+    import tiny_experts
+
+    model = tiny_experts.make(tmp_path / "model", "mixtral")
+    check_experts(tmp_path / "out", compressed(model, tmp_path / "out", 8, 8, 0), "token")
+
+
+def test_what_is_missing_is_named(experts_model, tmp_path):
+    """A tensor of one expert that the checkpoint lacks, or that has another size."""
+    import inprocess
+
+    compressed(experts_model, tmp_path / "out", 8, 8, 0)
+    whole = checkpoints.tensors(tmp_path / "out")
+    name = "model.layers.1.mlp.experts.3.up_proj.weight_scale"
+    for tensors, told in (
+        ({key: value for key, value in whole.items() if key != name}, "no 3.up_proj.weight_scale"),
+        (whole | {name: whole[name][:-1].clone()}, "3.up_proj.weight_scale of shape"),
+        (whole | {name: -whole[name]}, "w13_weight_scale must be positive"),
+    ):
+        save_file(tensors, tmp_path / "out" / "model.safetensors", {"format": "pt"})
+        with pytest.raises(ValueError, match=told):
+            inprocess.start(tmp_path / "out", max_num_seqs=2, num_gpu_blocks_override=80)
