@@ -31,7 +31,7 @@ const aclTensor* one_of(const char* name, const aclTensorList* list, bool requir
 void run(const Plan& p) {
   Dense x(p.x, Dense::Read), y(p.y, Dense::Write);
   const int64_t rows = p.x.size(0), n = p.w.n, k = p.w.k;
-  const std::vector<float> scale = float_values(p.weight_scale), tokens = float_values(p.x_scale);
+  const std::vector<float> tokens = float_values(p.x_scale);
   const std::vector<float> smooth = float_values(p.smooth);
   std::vector<int8_t> unpacked;
   const int8_t* a = static_cast<const int8_t*>(x.data());
@@ -42,13 +42,16 @@ void run(const Plan& p) {
   }
   const int64_t per_weight = p.weight_scale.numel() / p.count;
   int64_t done = 0;
-  std::vector<float> wide;
+  std::vector<float> wide, scale;
   for (const Group& g : read_groups(p.groups, p.group_list_type, p.count, rows)) {
     wide.resize(static_cast<size_t>(g.rows * n));
     QuantMatmul c;
     c.m = g.rows, c.n = n, c.k = k, c.a = a + g.begin * k, c.a_stride = k, c.b = p.w.weight;
     c.b.data = weight_matrix(p.w, g.weight);
-    c.scale = scale.data() + g.weight * per_weight;
+    Tensor own = p.weight_scale;  // of this weight alone: there are many that no row wants
+    own.sizes[0] = 1;
+    own.data = own.ptr<char>() + g.weight * own.stride(0) * static_cast<int64_t>(dtype_size(own.dtype));
+    c.scale = (scale = float_values(own)).data();
     if (per_weight != n) c.group = k / (per_weight / n);
     c.row_scale = tokens.data() + g.begin, c.out = wide.data(), c.out_stride = n;
     quant_matmul(c);

@@ -99,10 +99,12 @@ def check_experts(folder, values, activations):
             weights, ids = (part.cpu() for part in choose(logits, layer.aloft_routing))
             got = layer.quant_method.apply_monolithic(layer, x.npu(), logits).cpu()
             want, lengths = expected(layer, values, x, weights, ids, activations)
-            # the fused product has one bfloat16 result; else two values on the way are bfloat16 (2**-9 each), and where
-            # int8 follows, their nearest of 254 steps may be another
+            # the fused product has one bfloat16 result; else two values on the way are bfloat16 (2**-9 each). Scales of
+            # 4-bit weights keep 10 bits beside int8 rows. What is near the middle of int8 steps may go another way.
             error = float(((got.double() - want).norm(dim=-1) / lengths).max())
-            allowed = 0.006 if layer.aloft_experts.fused else 0.016 if activations else 0.01
+            held = layer.aloft_experts
+            allowed = 0.006 if held.fused and held.up.weight.dtype == torch.int8 else 0.01
+            assert held.fused == bool(activations)
             print(f"error {error:.4f} of {allowed}")
             assert error < allowed
         layer.quant_method.process_weights_after_loading(layer)

@@ -73,9 +73,9 @@ def choose(logits: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torch.
 class Experts:
     """The weights of E experts.
 
-    up: ``[E, hidden, 2 * width]``, the gates first, down: ``[E, width, hidden]``: FRACTAL_NZ, plain or a transposed
-    view; float, or quantized (scales, offsets and biases with a leading ``E``). fused: both are int8 in FRACTAL_NZ with
-    int8 rows, and up has at most ``FUSED_COLUMNS`` columns: its product, SwiGLU and quantisation are one operator.
+    up: ``[E, hidden, 2 * width]``, the gates first, down: ``[E, width, hidden]``: FRACTAL_NZ, plain or transposed views;
+    float, or quantized (scales, offsets and biases with a leading ``E``). fused: both are int8 or int4 in FRACTAL_NZ,
+    rows int8, up of at most ``FUSED_COLUMNS`` columns: its product, SwiGLU and quantisation are one operator.
     """
 
     up: Projection
@@ -92,7 +92,9 @@ def run_experts(x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, exper
         return torch.empty_like(x)
     up, down, count = experts.up, experts.down, experts.up.weight.shape[0]
     integer = up.scheme == DYNAMIC
-    kind = _ENDS if experts.fused else _COUNTS
+    # with int4 weights the grouped product reads counts, and only the second version of the fused one does
+    int4 = torch.int32 in (up.weight.dtype, down.weight.dtype)
+    kind = _ENDS if experts.fused and not int4 else _COUNTS
     rows, places, groups, row_scale = torch.ops.npu.npu_moe_init_routing_v2(
         x,
         ids,
@@ -104,7 +106,19 @@ def run_experts(x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, exper
         active_expert_range=[0, count],  # torch_npu keeps the default of the first call
         row_idx_type=0,
     )
-    if experts.fused:
+    if experts.fused and int4:
+        assert up.scale is not None
+        inner, inner_scale = torch.ops.npu.npu_grouped_matmul_swiglu_quant_v2(
+            rows,
+            [up.weight],
+            [up.scale],
+            row_scale,
+            groups,
+            weight_assist_matrix=None if up.bias is None else [up.bias],
+            dequant_mode=int(up.scale.dim() == 3 and up.scale.shape[1] > 1),
+            group_list_type=kind,
+        )
+    elif experts.fused:
         inner, inner_scale, _ = torch.ops.npu.npu_grouped_matmul_swiglu_quant(
             rows, up.weight, groups, up.scale, row_scale
         )

@@ -33,7 +33,7 @@ class ExpertsScheme:
     """
 
     operators: ClassVar[tuple[str, ...]] = ()
-    #: int8 weights and rows: the product may be one operator with SwiGLU and quantisation
+    #: rows are int8: the product may be one operator with SwiGLU and quantisation
     fusable: ClassVar[bool] = False
 
     def __init__(self, nz: bool = True) -> None:

@@ -10,7 +10,7 @@ import torch
 from aloft.ops.projection import WEIGHT_ONLY, Projection, multiply
 from aloft.quantization.description import LayerShape
 from aloft.quantization.experts import ExpertsScheme
-from aloft.quantization.layout import int4_matrix, int8_matrix
+from aloft.quantization.layout import int4_matrix, int8_matrix, to_nz
 from aloft.quantization.linear import LinearScheme
 from aloft.quantization.weight import QuantizedWeight
 
@@ -46,6 +46,9 @@ class WeightOnlyExperts(ExpertsScheme):
 
     def pack(self, weight: QuantizedWeight, shape: LayerShape) -> dict[str, torch.Tensor]:
         return _tensors(weight, shape, self.bits, False)
+
+    def finish(self, held: dict[str, torch.Tensor], dtype: torch.dtype, fused: bool) -> dict[str, torch.Tensor]:
+        return held | {"packed": to_nz(held["packed"]) if self.nz and self.bits == 4 else held["packed"]}
 
     def projection(self, held: Mapping[str, torch.Tensor]) -> Projection:
         return Projection(held["packed"], None, WEIGHT_ONLY, 0, held["scale"], held.get("offset"))

@@ -10,7 +10,7 @@ import torch
 from aloft.ops.projection import DYNAMIC, Projection
 from aloft.quantization.description import LayerShape
 from aloft.quantization.experts import ExpertsScheme
-from aloft.quantization.layout import int4_matrix, int64_scale
+from aloft.quantization.layout import int4_matrix, int64_scale, to_nz
 from aloft.quantization.linear import LinearScheme
 from aloft.quantization.registry import EXPERTS, LINEAR, register
 from aloft.quantization.weight import QuantizedWeight, spread
@@ -53,11 +53,13 @@ class DynamicInt4WeightsExperts(ExpertsScheme):
 
     operators = (
         "npu::npu_moe_init_routing_v2",
+        "npu::npu_grouped_matmul_swiglu_quant_v2",
         "npu::npu_convert_weight_to_int4pack",
         "npu::npu_trans_quant_param",
         "npu::npu_dynamic_quant",
         "npu::npu_grouped_matmul",
     )
+    fusable = True
 
     def pack(self, weight: QuantizedWeight, shape: LayerShape) -> dict[str, torch.Tensor]:
         _check(weight, shape)
@@ -65,6 +67,9 @@ class DynamicInt4WeightsExperts(ExpertsScheme):
         rounded = scale.to(torch.int32).view(torch.float32).t()
         eights = 8 * (weight.values.float() * spread(rounded, weight.values)).sum(1)
         return {"packed": int4_matrix(weight.values), "scale": scale, "eights": eights}
+
+    def finish(self, held: dict[str, torch.Tensor], dtype: torch.dtype, fused: bool) -> dict[str, torch.Tensor]:
+        return held | {"packed": to_nz(held["packed"]) if self.nz else held["packed"]}
 
     def projection(self, held: Mapping[str, torch.Tensor]) -> Projection:
         return Projection(held["packed"], held["eights"], DYNAMIC, 0, held["scale"])
