@@ -25,7 +25,7 @@ const SamplingKernels& kernels() {
 
 // Memory of one thread, kept from row to row.
 struct Scratch {
-  std::vector<float> row, e;
+  std::vector<float> e;
   std::vector<float> kept;      // candidates for the k largest
   std::vector<int32_t> left;    // tokens that are still in
   std::vector<uint64_t> items;  // key << 32 | index of tokens that may be removed
@@ -58,9 +58,8 @@ int64_t index_of(uint64_t item) { return static_cast<int64_t>(item & 0xffffffffu
 float value_of(uint64_t item) { return key_value(static_cast<uint32_t>(item >> 32)); }
 
 // Top-p over the tokens of the row that are not -inf. `most` is the maximum, finite.
-void top_p_row(int64_t n, float most, float p, Scratch* scratch) {
+void top_p_row(float* row, int64_t n, float most, float p, Scratch* scratch) {
   if (p >= 1.0f) return;
-  float* row = scratch->row.data();
   if (scratch->e.size() < static_cast<size_t>(n)) scratch->e.resize(static_cast<size_t>(n));
   const float* e = scratch->e.data();
   // Nearly all tokens are far below the maximum, and together below 1 - p: they go without being looked at.
@@ -120,15 +119,15 @@ void top_p_row(int64_t n, float most, float p, Scratch* scratch) {
 }
 
 // Rows with NaN follow the rule to the letter: NaN sorts last, and no cumulative sum is <= 1 - p any more.
-void nan_row(int64_t n, int64_t k, Scratch* scratch) {
+void nan_row(float* row, int64_t n, int64_t k, Scratch* scratch) {
   if (k <= 0 || k >= n) return;
   std::vector<uint64_t>& items = scratch->items;
   items.clear();
-  for (int64_t i = 0; i < n; ++i) items.push_back(item_of(scratch->row[static_cast<size_t>(i)], i));
+  for (int64_t i = 0; i < n; ++i) items.push_back(item_of(row[i], i));
   std::nth_element(items.begin(), items.begin() + (n - k), items.end());
   const float threshold = value_of(items[static_cast<size_t>(n - k)]);
   for (int64_t i = 0; i < n; ++i) {
-    if (scratch->row[static_cast<size_t>(i)] < threshold) scratch->row[static_cast<size_t>(i)] = -INFINITY;
+    if (row[i] < threshold) row[i] = -INFINITY;
   }
 }
 
@@ -138,30 +137,28 @@ float probability(const TopKTopPArgs& a, int64_t row) {
   return static_cast<const float*>(a.p)[row];
 }
 
-void one_row(const TopKTopPArgs& a, int64_t r, Scratch* scratch) {
-  const int64_t n = a.vocabulary, bytes = n * (a.dtype == DType::F32 ? 4 : 2);
-  const int64_t k = a.k ? a.k[r] : 0;
-  float* row = scratch->row.data();
-  const float most = kernels().widen(static_cast<const char*>(a.logits) + r * bytes, a.dtype, row, n);
-  if (most != most) {
-    nan_row(n, k, scratch);
-  } else if (most > -INFINITY) {
-    if (k > 0 && k < n) kernels().mask_below(row, n, kth_largest(row, n, k, &scratch->kept));
-    if (a.p && most < INFINITY) top_p_row(n, most, probability(a, r), scratch);
-  }
-  kernels().narrow(row, static_cast<char*>(a.y) + r * bytes, a.dtype, n);
-}
-
 }  // namespace
 
+void top_k_top_p_row(float* row, int64_t n, float most, int64_t k, float p) {
+  static thread_local Scratch scratch;
+  if (most != most) {
+    nan_row(row, n, k, &scratch);
+  } else if (most > -INFINITY) {
+    if (k > 0 && k < n) kernels().mask_below(row, n, kth_largest(row, n, k, &scratch.kept));
+    if (most < INFINITY) top_p_row(row, n, most, p, &scratch);
+  }
+}
+
 void top_k_top_p(const TopKTopPArgs& args) {
-  const int64_t grain = 1 + (1 << 13) / (args.vocabulary + 1);
+  const int64_t n = args.vocabulary, grain = 1 + (1 << 13) / (n + 1), bytes = n * (args.dtype == DType::F32 ? 4 : 2);
   parallel_for(args.rows, grain, [&](int64_t begin, int64_t end) {
-    static thread_local Scratch scratch;
-    if (scratch.row.size() < static_cast<size_t>(args.vocabulary)) {
-      scratch.row.resize(static_cast<size_t>(args.vocabulary));
+    static thread_local std::vector<float> row;
+    if (row.size() < static_cast<size_t>(n)) row.resize(static_cast<size_t>(n));
+    for (int64_t r = begin; r < end; ++r) {
+      const float most = kernels().widen(static_cast<const char*>(args.logits) + r * bytes, args.dtype, row.data(), n);
+      top_k_top_p_row(row.data(), n, most, args.k ? args.k[r] : 0, args.p ? probability(args, r) : 1.0f);
+      kernels().narrow(row.data(), static_cast<char*>(args.y) + r * bytes, args.dtype, n);
     }
-    for (int64_t r = begin; r < end; ++r) one_row(args, r, &scratch);
   });
 }
 

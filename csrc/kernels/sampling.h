@@ -19,5 +19,7 @@ struct TopKTopPArgs {
 // lower index first), the tokens whose cumulative probability stays <= 1 - p; the largest is never removed.
 // Probabilities are summed in double, so a token at the very boundary may differ from an fp32 sum.
 ALOFT_KERNEL_API void top_k_top_p(const TopKTopPArgs& args);
+// The same for one row of fp32, in place. most: its maximum, NaN if it holds one.
+void top_k_top_p_row(float* row, int64_t n, float most, int64_t k, float p);
 
 }  // namespace aloft

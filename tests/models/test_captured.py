@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from aloft.runner import kv
+from aloft.ops import draw as draw_ops
+from aloft.runner import draw, kv
 
 from . import zoo
 from .test_greedy import start, stop
@@ -41,7 +42,7 @@ class Compared:
         self.runner, self.replay = runner, runner._replay
         self.rows: list[int] = []
         self.wrong: list[str] = []
-        self.went_on = 0
+        self.went_on = self.drawn = 0
         runner._replay = self
 
     @torch.inference_mode()
@@ -62,9 +63,28 @@ class Compared:
             logits = runner._logits(hidden)
             if not torch.equal(logits.cpu(), executed.logits[:count].cpu()):
                 self.wrong.append(f"logits of {count} rows")
-            if graph.tokens is not None and not torch.equal(executed.tokens.cpu()[:, 0], logits.argmax(-1).int().cpu()):
+            if graph.tokens is not None and not torch.equal(executed.tokens.cpu()[:, 0], self.sampled(graph, logits)):
                 self.wrong.append(f"tokens of {count} rows")
         return executed
+
+    def sampled(self, graph: object, logits: torch.Tensor) -> torch.Tensor:
+        """The tokens of logits ``[B, V]``, one operator after the other."""
+        greedy = logits.argmax(-1).cpu()
+        random = graph.stage and graph.stage.random
+        if random is None:
+            return greedy.int()
+        self.drawn += 1
+        rows, vocabulary = logits.shape
+        seeded = self.runner.batch.generators
+        assert seeded and all(random.draws[row, 2] == 0 for row in seeded)
+        draws, temperature, top_k, top_p = (
+            torch.from_numpy(values[:rows].copy()).npu()
+            for values in (random.draws, random.temperature, random.top_k, random.top_p)
+        )
+        scaled = logits.float() / torch.where(temperature > 0, temperature, 1).unsqueeze(1)
+        probs = torch.ops.npu.npu_top_k_top_p(scaled, top_p, top_k).softmax(-1)
+        drawn = draw_ops.tokens(probs, None, draw_ops.uniform(draws), draw.pieces(vocabulary))
+        return torch.where(temperature.cpu() > 0, drawn.cpu(), greedy).int()
 
 
 def engine_of(folder: Path, dtype: str, asynchronous: bool) -> object:
@@ -136,8 +156,9 @@ def test_replay_is_eager_bit_for_bit(case: tuple[str, object], lengths: str) -> 
     streams = os.environ.get("ALOFT_STREAMS", "inline")
     assert compared.went_on > 3 or streams != "inline", "steps whose inputs are advanced in place"
     assert {1, 2, 3, 4, 5} <= set(compared.rows), compared.rows
-    assert {size for size, _, _ in runner.graphs.graphs} == set(SIZES) - {6} | {6} & {size_of(n) for n in compared.rows}
-    assert {greedy for _, greedy, _ in runner.graphs.graphs} == {True, False}
+    assert compared.drawn > 3 or streams != "inline", "tokens drawn inside the graph"
+    assert {size for size, *_ in runner.graphs.graphs} == set(SIZES) - {6} | {6} & {size_of(n) for n in compared.rows}
+    assert {greedy for _, greedy, *_ in runner.graphs.graphs} == {True, False}
 
 
 def size_of(rows: int) -> int:

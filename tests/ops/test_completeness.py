@@ -18,7 +18,7 @@ NAMED = [
     *("npu_moe_gating_top_k_softmax", "npu_moe_gating_top_k", "npu_moe_init_routing_v2", "npu_moe_token_unpermute"),
     *("npu_grouped_matmul", "npu_grouped_matmul_swiglu_quant"),
     *("paged_attention", "decode_attention", "attention_input", "mlp_block", "gated_matmul", "decoder_stack"),
-    *("greedy_tokens", "draw_tokens"),
+    *("greedy_tokens", "draw_tokens", "sample_tokens", "uniform_numbers"),
     *("softmax", "log_softmax", "argmax", "topk", "sort", "cumsum", "index_select", "scatter"),
 ]
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
-from aloft.runner.draw import block_width, draw
+from aloft.ops import draw as draw_ops
+from aloft.runner import seeds
+from aloft.runner.draw import block_width, draw, numbers_for
+from aloft.runner.random_stage import WORDS, RandomInputs, RandomStage
 
 
 @pytest.mark.parametrize(("vocabulary", "width"), [(49152, 512), (151936, 128), (32000, 500), (1009, 1009), (5, 5)])
@@ -62,3 +67,37 @@ def test_a_row_with_a_generator_depends_on_it_alone():
     assert many == [alone] * 3
     free = {tuple(draw(probs, {2: seeded()}).tolist()) for _ in range(5)}
     assert len(free) > 1
+
+
+def test_the_numbers_of_a_closed_step_are_those_of_the_generators():
+    """Seeded rows by seed and position, the others from the device's default generator, in one go for a step."""
+    given = {0: 5, 2: -3, 4: 2**63 + 1}
+    batch = SimpleNamespace(
+        num_reqs=6,
+        req_ids=list("abcdef"),
+        temperature_cpu=np.linspace(0.5, 1, 8, dtype=np.float32),
+        top_k_cpu=np.arange(8, dtype=np.int32),
+        top_p_cpu=np.full(8, 0.5, dtype=np.float32),
+        num_prompt_tokens=np.full(8, 3),
+        num_tokens_no_spec=np.arange(3, 11),
+        generators={row: torch.Generator(device="npu") for row in given},
+    )
+    size = 7
+    words = torch.zeros(WORDS * size, dtype=torch.int32)
+    stage = RandomStage(words.numpy(), size, lambda: draw_ops.take(torch.device("npu:0")))
+    inputs = RandomInputs.within(words, size)
+    torch.manual_seed(11)
+    made = []
+    for step in range(3):
+        if step:
+            stage.advance()
+        else:
+            stage.fill(batch, {batch.req_ids[row]: seed for row, seed in given.items()})
+        made.append(draw_ops.uniform(inputs.draws.npu()).cpu()[:6])
+    torch.manual_seed(11)
+    for step in range(3):
+        for row, seed in given.items():
+            seeds.reseed(batch.generators[row], seed, int(batch.num_tokens_no_spec[row]) - 3 + step)
+        assert torch.equal(numbers_for(6, batch.generators, torch.device("npu")).cpu(), made[step]), step
+    assert inputs.temperature.tolist() == [*batch.temperature_cpu[:6].tolist(), 0]
+    assert inputs.top_k.tolist()[:6] == list(range(6)) and inputs.top_p.tolist()[:6] == [0.5] * 6

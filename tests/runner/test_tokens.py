@@ -14,6 +14,10 @@ from aloft.runner import grammar, logprobs, seeds
 
 def test_mixed_seeds_differ_and_fit():
     values = {seeds.mix(seed, position) for seed in range(-20, 20) for position in range(50)}
+    assert seeds.mix_all(np.array([2**64 - 20, 7], dtype=np.uint64), np.array([3, 49], dtype=np.uint64)).tolist() == [
+        seeds.mix(-20, 3),
+        seeds.mix(7, 49),
+    ]
     assert len(values) == 2000 and all(0 <= value < 1 << 63 for value in values)
 
 

@@ -24,13 +24,22 @@ def draw(probs: torch.Tensor, generators: dict[int, torch.Generator]) -> torch.T
     only, not on the rest of the batch.
     """
     rows, vocabulary = probs.shape
-    numbers = torch.empty(rows, 1, dtype=torch.float32, device=probs.device)
+    return draw_ops.tokens(probs, None, numbers_for(rows, generators, probs.device), pieces(vocabulary))
+
+
+def numbers_for(rows: int, generators: dict[int, torch.Generator], device: torch.device) -> torch.Tensor:
+    """Random numbers in [0, 1), float32 ``[rows, 1]``; generators: of the rows that have their own."""
+    numbers = torch.empty(rows, 1, dtype=torch.float32, device=device)
     if len(generators) != rows:
         numbers.uniform_()
     for row, generator in generators.items():
         numbers[row].uniform_(generator=generator)
-    sums = probs.reshape(rows, -1, block_width(vocabulary)).sum(-1)
-    return draw_ops.tokens(probs, sums, numbers)
+    return numbers
+
+
+def pieces(vocabulary: int) -> int:
+    """Blocks of a vocabulary."""
+    return vocabulary // block_width(vocabulary)
 
 
 @functools.cache

@@ -3,7 +3,8 @@
 A graph is captured when a batch size is first met, for the next size of the ladder (vLLM's
 ``cudagraph_capture_sizes``): engines never pay, in time or memory, for sizes they do not use. It holds the whole
 model, the logits and, for batches that only need the arg-max, the tokens. Graphs share one memory pool: only one runs
-at a time, and what a replay leaves behind (logits, tokens) is valid until the next.
+at a time, and what a replay leaves behind (logits, tokens) is valid until the next. A closed graph may also draw its
+tokens at random, where the runtime does that in one operator.
 
 A *closed* graph also fetches its inputs from host memory and leaves its tokens there: a step is then one call, where
 each copy costs 0.1 ms of a dispatcher that no cache holds after a step. It serves steps whose inputs the host knows.
@@ -51,7 +52,7 @@ class DecodeGraph:
     attention: CapturedAttention
     hidden_states: torch.Tensor = field(init=False)  # [size, hidden]
     logits: torch.Tensor = field(init=False)  # [size, V]
-    tokens: torch.Tensor | None = field(init=False)  # int32 [size, 1]; None unless captured for arg-max sampling
+    tokens: torch.Tensor | None = field(init=False)  # int32 [size, 1]; None unless captured with sampling
 
     stage: DecodeStage | None = None  # a closed graph's inputs
     results: torch.Tensor | None = None  # int32 [size, 1], pinned: a closed graph's tokens
@@ -91,11 +92,12 @@ class DecodeGraphs:
         inputs: Callable[[int], DecodeInputs],
         run: Callable[[DecodeInputs, CapturedAttention], tuple[torch.Tensor, torch.Tensor]],
         stages: Callable[[int], DecodeStage] | None = None,
+        random_stages: Callable[[int], DecodeStage] | None = None,
     ) -> None:
         """sizes: numbers of rows to capture. max_padding: rows that may be added to reach one (they need slots of
         their own in the dummy block). attention: what makes the lengths of a replay known. inputs: where a captured
         step reads them. run: the model, giving hidden states and logits. stages: host memory for the inputs of a
-        closed graph; None if there are to be none."""
+        closed graph; None if there are to be none. random_stages: the same for one that samples at random."""
         self.size_for = [
             size if size - rows <= max_padding else 0 for rows, size in enumerate(ladder(sizes, max_num_reqs))
         ]
@@ -103,22 +105,26 @@ class DecodeGraphs:
         self.inputs = inputs
         self.run = run
         self.stages = stages
-        self.graphs: dict[tuple[int, bool, bool], DecodeGraph] = {}
+        self.random_stages = random_stages
+        self.graphs: dict[tuple[int, bool, bool, bool], DecodeGraph] = {}
         self.pool = npu.graph_pool_handle()
         self.stream = npu.Stream()
         self.refused = False
 
-    def find(self, num_rows: int, greedy: bool, closed: bool = False) -> DecodeGraph | None:
-        """The graph for a decode step, captured now if need be; None: the step runs eagerly."""
+    def find(self, num_rows: int, greedy: bool, closed: bool = False, random: bool = False) -> DecodeGraph | None:
+        """The graph for a decode step, captured now if need be; None: the step runs eagerly.
+
+        random: it may sample by temperature, top-k and top-p, which only a closed one does."""
         closed = closed and self.stages is not None
+        random = random and closed and self.random_stages is not None
         size = self.size_for[num_rows]
         if not size or self.refused:
             return None
-        graph = self.graphs.get((size, greedy, closed))
+        graph = self.graphs.get((size, greedy, closed, random))
         if graph is not None:
             return graph
         try:
-            graph = self._capture(size, greedy, closed)
+            graph = self._capture(size, greedy, closed, random)
         except Exception as error:  # whatever an operator says against being captured
             if closed:  # it may be the copies
                 self.stages = None
@@ -132,25 +138,31 @@ class DecodeGraphs:
                 str(error).strip().splitlines()[0] if str(error).strip() else "no reason given",
             )
             return None
-        self.graphs[size, greedy, closed] = graph
+        self.graphs[size, greedy, closed, random] = graph
         return graph
 
-    def _capture(self, size: int, greedy: bool, closed: bool) -> DecodeGraph:
+    def _capture(self, size: int, greedy: bool, closed: bool, random: bool) -> DecodeGraph:
         captured = DecodeGraph(size, npu.NPUGraph(), self.attention())
         inputs = self.inputs(size)
         if closed:
-            assert self.stages is not None
-            captured.stage = self.stages(size)
-            if greedy:
+            stages = self.random_stages if random else self.stages
+            assert stages is not None
+            captured.stage = stages(size)
+            if greedy or random:
                 captured.results = torch.empty(size, 1, dtype=torch.int32, pin_memory=True)
                 captured.results_read = captured.results.numpy()[:, 0]
         with npu.stream(self.stream):
             captured.graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
             try:
                 if captured.stage is not None:
-                    inputs.words.copy_(captured.stage.words, non_blocking=True)
+                    words = inputs.random_words if random else inputs.words
+                    words.copy_(captured.stage.words, non_blocking=True)
                 hidden, logits = self.run(inputs, captured.attention)
-                tokens = sampling.greedy(logits).sampled_token_ids if greedy else None
+                tokens = None
+                if random:
+                    tokens = sampling.captured(logits, inputs.random)
+                elif greedy:
+                    tokens = sampling.greedy(logits).sampled_token_ids
                 if captured.results is not None:
                     assert tokens is not None
                     captured.results.copy_(tokens, non_blocking=True)

@@ -17,6 +17,9 @@ from torch_npu import npu
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.worker.gpu_input_batch import InputBatch
 
+from aloft.ops import draw as draw_ops
+from aloft.runner import random_stage
+from aloft.runner.random_stage import RandomInputs, RandomStage
 from aloft.runner.sampled import SampledTokens
 
 
@@ -47,6 +50,8 @@ class DecodeInputs:
     lengths: torch.Tensor  # int32 [size], tokens in the cache, this step's included; 0 for padding
     slots: list[torch.Tensor]  # int32 [size] of every KV cache group
     block_tables: list[torch.Tensor]  # int32 [size, max_blocks] of every KV cache group
+    random_words: torch.Tensor  # int32, those of `words` and of `random`
+    random: RandomInputs  # what a step reads that samples at random
 
 
 class DecodeStage:
@@ -60,6 +65,7 @@ class DecodeStage:
         self.input_ids = numpy[2 * size : 3 * size]
         self.lengths = numpy[3 * size : 4 * size]
         self.slots = [numpy[(4 + group) * size : (5 + group) * size] for group in range(num_groups)]
+        self.random: RandomStage | None = None  # of a step that samples at random
         self.steps_left = 0  # steps that only add `increment`: until a row begins a block
         self.count = 0
         self.increment = np.zeros_like(numpy)
@@ -85,6 +91,8 @@ class DecodeStage:
         self.steps_left -= 1
         np.add(self.numpy, self.increment, out=self.numpy)
         self.input_ids[: self.count] = token_ids
+        if self.random is not None:
+            self.random.advance()
         return True
 
 
@@ -117,7 +125,7 @@ class InputBuilder:
         self.device = device
         self.tables = batch.block_table.block_tables
         max_reqs = batch.max_num_reqs
-        words = (3 + len(self.tables)) * max(max_num_tokens, max_reqs) + 3 * (max_reqs + 1)
+        words = (3 + len(self.tables)) * max(max_num_tokens, max_reqs) + (4 + random_stage.WORDS) * (max_reqs + 1)
         self.words = torch.empty(words, dtype=torch.int32, device=device)
         self.stages = (_Stage(words), _Stage(words))
         self.turn = 0
@@ -227,10 +235,21 @@ class InputBuilder:
         groups = len(self.tables)
         return DecodeStage(torch.empty((4 + groups) * size, dtype=torch.int32, pin_memory=True), size, groups)
 
-    def build_closed(self, host: DecodeStage, blocks_changed: bool) -> StepInputs:
+    def random_stage(self, size: int) -> DecodeStage:
+        """The same with what random sampling reads."""
+        groups, start = len(self.tables), self._random_words(size)
+        words = torch.empty(start + random_stage.WORDS * size, dtype=torch.int32, pin_memory=True)
+        made = DecodeStage(words, size, groups)
+        made.words = words
+        made.random = RandomStage(words.numpy()[start:], size, functools.partial(draw_ops.take, self.device))
+        return made
+
+    def build_closed(self, host: DecodeStage, blocks_changed: bool, seeds: dict[str, int] | None = None) -> StepInputs:
         """As ``build_decode`` for a step that fetches its inputs from ``host``: nobody reads there now, and the host
-        knows every token."""
+        knows every token. seeds: of requests that have one."""
         made = self._fill(host, self.decode_inputs(len(host.positions)))
+        if host.random is not None:
+            host.random.fill(self.batch, seeds or {})
         host.plan(made.num_reqs, [table.block_size for table in self.tables])
         if blocks_changed:
             stage = self._next_stage()
@@ -270,7 +289,8 @@ class InputBuilder:
 
     def _decode_inputs(self, size: int) -> DecodeInputs:
         words = self.words
-        groups = len(self.tables)
+        groups, start = len(self.tables), self._random_words(size)
+        end = start + random_stage.WORDS * size
         return DecodeInputs(
             size=size,
             words=words[: (4 + groups) * size],
@@ -279,7 +299,13 @@ class InputBuilder:
             lengths=words[3 * size : 4 * size],
             slots=[words[(4 + group) * size : (5 + group) * size] for group in range(groups)],
             block_tables=[table.block_table.gpu[:size] for table in self.tables],
+            random_words=words[:end],
+            random=RandomInputs.within(words[start:end], size),
         )
+
+    def _random_words(self, size: int) -> int:
+        """Where those of random sampling begin: behind all others, eight-byte aligned."""
+        return ((4 + len(self.tables)) * size + 1) // 2 * 2
 
     def wait_for_tables(self) -> None:
         """Until the block tables may be written on the host: a copy of them may still be on its way."""

@@ -28,6 +28,7 @@ from aloft.attention import captured
 from aloft.attention.cache import KVCache
 from aloft.attention.captured import CapturedAttention
 from aloft.config import AloftConfig
+from aloft.ops import draw as draw_ops
 from aloft.runner import grammar, kv, sampling, seeds
 from aloft.runner.graphs import DecodeGraph, DecodeGraphs
 from aloft.runner.inputs import DecodeInputs, InputBuilder, StepInputs
@@ -62,6 +63,7 @@ class ModelRunner:
         self.max_num_reqs = vllm_config.scheduler_config.max_num_seqs
         self.max_num_tokens = vllm_config.scheduler_config.max_num_batched_tokens
         self.sampler = sampling.AloftSampler(self.model_config.logprobs_mode, self.model_config.use_fp64_gumbel)
+        self.one_operator = draw_ops.native() and not self.model_config.use_fp64_gumbel
         self.model: Any = None
         self.kv_caches: dict[str, KVCache] = {}
         self.groups: list[tuple[Any, list[str]]] = []  # metadata builder and layer names of every KV cache group
@@ -137,6 +139,7 @@ class ModelRunner:
                 self.inputs.decode_inputs,
                 self._run_captured,
                 self.inputs.closed_stage,
+                self.inputs.random_stage if self.one_operator else None,
             )
 
     # ---- one step -----------------------------------------------------------------------------------------------
@@ -172,8 +175,10 @@ class ModelRunner:
     def _execute(self, step: SchedulerOutput) -> None:
         requests, batch = self.requests, self.batch
         if self.graphs is not None and step.total_num_scheduled_tokens == batch.num_reqs:
-            greedy = not requests.fancy and sampling.is_plainly_greedy(batch.sampling_metadata)
-            graph = self.graphs.find(batch.num_reqs, greedy, closed=not requests.sampled.pending)
+            metadata = batch.sampling_metadata
+            greedy = not requests.fancy and sampling.is_plainly_greedy(metadata)
+            closed = not requests.sampled.pending
+            graph = self.graphs.find(batch.num_reqs, greedy, closed, random=self._samples_plainly())
             if graph is not None:
                 self.executed = self._replay(step, graph)
                 return
@@ -223,7 +228,7 @@ class ModelRunner:
         requests, count = self.requests, self.batch.num_reqs
         if graph.stage is not None:
             self.stream.synchronize()  # whatever replay was the last has fetched its inputs
-            inputs = self.inputs.build_closed(graph.stage, requests.blocks_changed)
+            inputs = self.inputs.build_closed(graph.stage, requests.blocks_changed, requests.seeds)
         else:
             inputs = self.inputs.build_decode(graph.size, requests.sampled, requests.blocks_changed)
         requests.blocks_changed = False
@@ -311,9 +316,21 @@ class ModelRunner:
             return sampling.greedy(logits)
         if requests.tracked:
             requests.sampled.settle(wait=True)
+        plain = grammar_output is None and self._samples_plainly()
         for generator, seed, position in requests.positions_of_seeded():
             seeds.reseed(generator, seed, position)
+        if plain:
+            return sampling.random(logits, metadata)
         return self.sampler(logits=logits, sampling_metadata=metadata)
+
+    def _samples_plainly(self) -> bool:
+        """Whether tokens are drawn by nothing but temperature, top-k and top-p, in one operator."""
+        requests = self.requests
+        return (
+            self.one_operator
+            and not (requests.fancy or requests.shaped)
+            and sampling.is_plainly_random(self.batch.sampling_metadata)
+        )
 
     def _prompt_logprobs(self, executed: _Executed) -> dict[str, Any]:
         collector = self.requests.prompt_logprobs

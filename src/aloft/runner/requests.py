@@ -52,6 +52,7 @@ class Requests:
         self.seeds: dict[str, int] = {}
         self.fancy: set[str] = set()  # requests in the batch whose arg-max is not that of the raw logits
         self.tracked: set[str] = set()  # requests in the batch whose sampling looks at their own output
+        self.shaped: set[str] = set()  # requests in the batch whose probabilities something else changes: min-p
         self.blocks_changed = True
 
     # ---- one step -----------------------------------------------------------------------------------------------
@@ -116,6 +117,7 @@ class Requests:
         self.batch.remove_request(req_id)
         self.fancy.discard(req_id)
         self.tracked.discard(req_id)
+        self.shaped.discard(req_id)
 
     def _forget(self, req_id: str) -> None:
         self.states.pop(req_id, None)
@@ -205,6 +207,8 @@ class Requests:
             self.fancy.add(state.req_id)
         if self.custom_processors or needs_outputs(params):
             self.tracked.add(state.req_id)
+        if self.custom_processors or params.min_p:
+            self.shaped.add(state.req_id)
 
     # ---- sampling -----------------------------------------------------------------------------------------------
 

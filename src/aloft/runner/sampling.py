@@ -9,9 +9,11 @@ from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.ops.topk_topp_sampler import random_sample
 from vllm.v1.sample.sampler import Sampler
 
+from aloft.ops import draw as draw_ops
 from aloft.ops import greedy as greedy_ops
 from aloft.runner import logprobs
-from aloft.runner.draw import draw
+from aloft.runner.draw import draw, numbers_for, pieces
+from aloft.runner.random_stage import RandomInputs
 
 
 class TopKTopP(nn.Module):
@@ -70,9 +72,35 @@ def is_plainly_greedy(metadata: SamplingMetadata) -> bool:
 
     Not covered, and tracked by the batch: logits processors with an active request, and grammars.
     """
+    return metadata.all_greedy and _is_plain(metadata)
+
+
+def random(logits: torch.Tensor, metadata: SamplingMetadata) -> SamplerOutput:
+    """A token for every row of logits ``[B, V]`` by its temperature, top-k and top-p, in one operator."""
+    assert metadata.temperature is not None
+    rows, vocabulary = logits.shape
+    numbers = numbers_for(rows, metadata.generators, logits.device)
+    tokens = draw_ops.sample(logits, metadata.temperature, metadata.top_k, metadata.top_p, numbers, pieces(vocabulary))
+    return SamplerOutput(tokens, None)
+
+
+def captured(logits: torch.Tensor, inputs: RandomInputs) -> torch.Tensor:
+    """int32 ``[B, 1]``: the same inside a captured step."""
+    numbers = draw_ops.uniform(inputs.draws)
+    return draw_ops.sample(logits, inputs.temperature, inputs.top_k, inputs.top_p, numbers, pieces(logits.shape[1]))
+
+
+def is_plainly_random(metadata: SamplingMetadata) -> bool:
+    """Whether ``random`` samples, as far as the metadata tells; not covered: what ``is_plainly_greedy`` does not
+    cover, and min-p."""
+    return not metadata.all_greedy and _is_plain(metadata)
+
+
+def _is_plain(metadata: SamplingMetadata) -> bool:
+    holder = metadata.thinking_budget_state_holder
     return (
-        metadata.all_greedy
-        and metadata.no_penalties
+        metadata.no_penalties
+        and (holder is None or not holder.has_tracked_requests())
         and metadata.max_num_logprobs is None
         and not metadata.logprob_token_ids
         and metadata.allowed_token_ids_mask is None

@@ -21,11 +21,13 @@ def _find(weights: np.ndarray, target: np.float32 | None, number: np.float32) ->
     return place, max(target - (running[place] - weights[place]), np.float32(0))
 
 
-def _reference(probs: torch.Tensor, sums: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+def reference(probs: torch.Tensor, sums: torch.Tensor | None, numbers: torch.Tensor, pieces: int = 0) -> torch.Tensor:
+    if sums is None:
+        sums = probs.reshape(len(probs), pieces, probs.shape[1] // pieces).double().sum(-1).float()
     found = []
-    for row, pieces, number in zip(probs.numpy(), sums.numpy(), numbers.numpy()[:, 0], strict=True):
-        width = len(row) // len(pieces)
-        piece, left = _find(pieces, None, number)
+    for row, parts, number in zip(probs.numpy(), sums.numpy(), numbers.numpy()[:, 0], strict=True):
+        width = len(row) // len(parts)
+        piece, left = _find(parts, None, number)
         found.append(piece * width + _find(row[piece * width : (piece + 1) * width], left, number)[0])
     return torch.tensor(found, dtype=torch.int64)
 
@@ -47,6 +49,8 @@ def _cases() -> Iterator[Case]:
         probs, sums, numbers = _operands(make, 40, 512, 4, sparse=True)
         yield Case(f"many zeros, number {end}", (probs, sums, torch.full_like(numbers, end)))
     yield Case("many zeros", _operands(make, 40, 512, 4, sparse=True))
+    probs, _, numbers = _operands(make, 33, 640, 5)
+    yield Case("sums of its own", (probs, None, numbers, 5))
     probs, sums, numbers = _operands(make, 5, 40, 4)
     for label, view in layouts(probs):
         yield Case(label, (view, sums, numbers))
@@ -61,6 +65,7 @@ def _bad() -> Iterator[Bad]:
     yield Bad("pieces that do not divide it", (probs[:, :10], sums, numbers), names="sums")
     yield Bad("sums of other rows", (probs, sums[:2], numbers), names="sums")
     yield Bad("integer sums", (probs, sums.long(), numbers), names="sums")
+    yield Bad("neither sums nor pieces", (probs, None, numbers), names="pieces")
     yield Bad("two numbers a row", (probs, sums, numbers.expand(3, 2)), names="numbers")
 
 
@@ -68,11 +73,11 @@ CONTRACT = Contract(
     name="draw_tokens",
     schemas=("aloft::draw_tokens",),
     formula="the place where numbers[b] times the sum of row b falls in the running sum of probs [B, V], as int64 [B], "
-    "found among the N pieces of V / N columns by sums [B, N], then in one of them.",
+    "found among the N pieces of V / N columns by sums [B, N] (made where absent, in float64), then in one of them.",
     dtypes=(torch.float32,),
-    limits=("probs [B, V] of any strides, at least one column", "N divides V"),
+    limits=("probs [B, V] of any strides, at least one column", "N divides V; `pieces` is N where sums are absent"),
     tolerance={},
-    reference=_reference,
+    reference=reference,
     cases=_cases,
     bad=_bad,
     optional=True,

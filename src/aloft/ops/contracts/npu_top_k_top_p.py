@@ -12,7 +12,7 @@ from aloft.ops.generate import Maker, layouts
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
-def _reference(logits: torch.Tensor, p: torch.Tensor | None, k: torch.Tensor | None) -> torch.Tensor:
+def reference(logits: torch.Tensor, p: torch.Tensor | None, k: torch.Tensor | None) -> torch.Tensor:
     rows, size = logits.shape
     values, order = logits.sort(dim=1, stable=True)
     keep = torch.ones(rows, size, dtype=torch.bool)
@@ -116,7 +116,7 @@ CONTRACT = Contract(
     ),
     tolerance=dict.fromkeys(DTYPES, EXACT),
     undefined=("tokens whose cumulative probability is within rounding of 1 - p",),
-    reference=_reference,
+    reference=reference,
     cases=_cases,
     bad=_bad,
     source="contracts 9.3: vendor documentation and published sources",
