@@ -1,4 +1,7 @@
+#pragma GCC target("avx512bf16")
 #include <immintrin.h>
+
+#include <type_traits>
 
 #include "kernels/half.h"
 #include "kernels/quant_isa.h"
@@ -11,16 +14,30 @@ namespace {
 
 inline __mmask16 first(int64_t n) { return n >= 16 ? 0xffff : static_cast<__mmask16>((1u << n) - 1); }
 
-void combine(const int32_t* acc, const float* scale, int64_t step, const float* zero, float a_sum, float* sums,
-             bool first_group, int64_t n) {
+template <bool kZero, bool kFirst>
+void combine_columns(const int32_t* acc, float* sums, int64_t width, int64_t rows, int64_t n, const float* scale,
+                     int64_t step, const float* zero, const int32_t* a_sums) {
   for (int64_t j = 0; j < n; j += 16) {
     const __mmask16 m = first(n - j);
-    __m512 f = _mm512_cvtepi32_ps(_mm512_loadu_si512(acc + j));
-    if (zero) f = _mm512_sub_ps(f, _mm512_mul_ps(_mm512_maskz_loadu_ps(m, zero + j), _mm512_set1_ps(a_sum)));
-    f = _mm512_mul_ps(f, step ? _mm512_maskz_loadu_ps(m, scale + j) : _mm512_set1_ps(*scale));
-    if (!first_group) f = _mm512_add_ps(_mm512_loadu_ps(sums + j), f);
-    _mm512_storeu_ps(sums + j, f);
+    const __m512 factor = step ? _mm512_maskz_loadu_ps(m, scale + j) : _mm512_set1_ps(*scale);
+    const __m512 offset = kZero ? _mm512_maskz_loadu_ps(m, zero + j) : _mm512_setzero_ps();
+    for (int64_t r = 0; r < rows; ++r) {
+      float* to = sums + r * width + j;
+      __m512 f = _mm512_cvtepi32_ps(_mm512_loadu_si512(acc + r * width + j));
+      if (kZero) f = _mm512_sub_ps(f, _mm512_mul_ps(offset, _mm512_set1_ps(static_cast<float>(a_sums[r]))));
+      f = _mm512_mul_ps(f, factor);
+      if (!kFirst) f = _mm512_add_ps(_mm512_loadu_ps(to), f);
+      _mm512_storeu_ps(to, f);
+    }
   }
+}
+
+void combine(const int32_t* acc, float* sums, int64_t width, int64_t rows, int64_t n, const float* scale, int64_t step,
+             const float* zero, const int32_t* a_sums, bool first_group) {
+  const auto run = zero          ? first_group ? combine_columns<true, true> : combine_columns<true, false>
+                   : first_group ? combine_columns<false, true>
+                                 : combine_columns<false, false>;
+  run(acc, sums, width, rows, n, scale, step, zero, a_sums);
 }
 
 inline void put(float* to, __mmask16 m, __m512 v) { _mm512_mask_storeu_ps(to, m, v); }
@@ -48,6 +65,9 @@ inline void put_pair(f16* to, __m512 a, __m512 b) {
   _mm512_storeu_si512(to, joined(_mm512_cvtps_ph(a, kNearest), _mm512_cvtps_ph(b, kNearest)));
 }
 inline void put_pair(bf16* to, __m512 a, __m512 b) { _mm512_storeu_si512(to, joined(narrow(a), narrow(b))); }
+
+// Where no value is denormal, which the instruction takes for zero. It comes with the tiles that ask for it.
+inline __m512i rounded_normal(__m512 a, __m512 b) { return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(b, a)); }
 
 // Multiplying by one where a factor is absent changes nothing; adding zero would (-0), so the bias is asked for.
 template <class T, bool kBias>
@@ -92,10 +112,73 @@ void store_floats(const QuantMatmul& q, int64_t row0, int64_t rows, int64_t n0, 
   }
 }
 
+// Whole vectors of kVectors times 16 columns, nothing absent to be asked for in each row.
+enum class Store { Exact, Normal, NormalStreamed };  // see Target; the others are for bf16
+
+template <class T, int kVectors, bool kBias, bool kSums, Store kStore>
+void store_whole(const QuantMatmul& q, int64_t row0, int64_t rows, int64_t n0, const int32_t* acc, const float* sums,
+                 int64_t width, const float* scales, const Target& target) {
+  T* to = static_cast<T*>(target.data);
+  const float one = 1.f, *row = q.row_scale ? q.row_scale + row0 : &one;
+  const int64_t row_step = q.row_scale ? 1 : 0, stride = target.stride;
+  __m512 scale[kVectors], bias[kVectors];
+  __m512i integers[kVectors];
+#pragma GCC unroll 2
+  for (int h = 0; h < kVectors; ++h) {
+    scale[h] = !scales        ? _mm512_set1_ps(1.f)
+               : q.scale_step ? _mm512_loadu_ps(scales + 16 * h)
+                              : _mm512_set1_ps(*scales);
+    integers[h] = q.integer_bias ? _mm512_loadu_si512(q.integer_bias + n0 + 16 * h) : _mm512_setzero_si512();
+    bias[h] = kBias ? _mm512_loadu_ps(q.bias + n0 + 16 * h) : _mm512_setzero_ps();
+  }
+#pragma GCC unroll 4
+  for (int64_t r = 0; r < rows; ++r, to += stride, row += row_step) {
+    const __m512 of_row = _mm512_set1_ps(*row);
+    __m512 f[2];
+#pragma GCC unroll 2
+    for (int h = 0; h < kVectors; ++h) {
+      const int64_t from = r * width + 16 * h;
+      f[h] = kSums ? _mm512_loadu_ps(sums + from)
+                   : _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_loadu_si512(acc + from), integers[h])),
+                                   scale[h]);
+      f[h] = _mm512_mul_ps(f[h], of_row);
+      if (kBias) f[h] = _mm512_add_ps(f[h], bias[h]);
+    }
+    if constexpr (kVectors == 1) {
+      put(to, 0xffff, f[0]);
+    } else if constexpr (kStore == Store::Exact) {
+      put_pair(to, f[0], f[1]);
+    } else if constexpr (kStore == Store::Normal) {
+      _mm512_storeu_si512(to, rounded_normal(f[0], f[1]));
+    } else {
+      _mm512_stream_si512(reinterpret_cast<__m512i*>(to), rounded_normal(f[0], f[1]));
+    }
+  }
+}
+
+template <class T, int kVectors, Store kStore>
+void store_whole(const QuantMatmul& q, int64_t row0, int64_t rows, int64_t n0, const int32_t* acc, const float* sums,
+                 int64_t width, const float* scales, const Target& target) {
+  const auto run =
+      q.bias ? sums ? store_whole<T, kVectors, true, true, kStore> : store_whole<T, kVectors, true, false, kStore>
+      : sums ? store_whole<T, kVectors, false, true, kStore>
+             : store_whole<T, kVectors, false, false, kStore>;
+  run(q, row0, rows, n0, acc, sums, width, scales, target);
+}
+
 void store(const QuantMatmul& q, int64_t row0, int64_t rows, int64_t n0, int64_t n, const int32_t* acc,
            const float* sums, int64_t width, const float* scale, const Target& to) {
   const auto floats = [&](auto kind) {
     using T = decltype(kind);
+    if (n == 32 || n == 16) {
+      auto whole = n == 16 ? store_whole<T, 1, Store::Exact> : store_whole<T, 2, Store::Exact>;
+      if constexpr (std::is_same_v<T, bf16>) {
+        if (n == 32 && to.normal) {
+          whole = to.streamed ? store_whole<T, 2, Store::NormalStreamed> : store_whole<T, 2, Store::Normal>;
+        }
+      }
+      return whole(q, row0, rows, n0, acc, sums, width, scale, to);
+    }
     const auto run = q.bias ? store_floats<T, true> : store_floats<T, false>;
     run(q, row0, rows, n0, n, acc, sums, width, scale, to);
   };

@@ -27,15 +27,18 @@ ALOFT_INLINE void each_eight(int64_t n, F&& one) {
   if (j < n) one(j, n - j);
 }
 
-void combine_row(const int32_t* acc, const float* scale, int64_t step, const float* zero, float a_sum, float* sums,
-                 bool first, int64_t n) {
-  each_eight(n, [&](int64_t j, int64_t c) __attribute__((always_inline)) {
-    f32x8 f = to_floats(load_ints(acc + j, c));
-    if (zero) f = f - load_some(zero + j, c) * splat(a_sum);
-    f = f * (step ? load_some(scale + j, c) : splat(*scale));
-    if (!first) f = load_some(sums + j, c) + f;
-    c == kLanes ? store(sums + j, f) : store_tail(sums + j, f, c);
-  });
+void combine_rows(const int32_t* acc, float* sums, int64_t width, int64_t rows, int64_t n, const float* scale,
+                  int64_t step, const float* zero, const int32_t* a_sums, bool first) {
+  for (int64_t r = 0; r < rows; ++r, acc += width, sums += width) {
+    const float a_sum = static_cast<float>(a_sums[r]);
+    each_eight(n, [&](int64_t j, int64_t c) __attribute__((always_inline)) {
+      f32x8 f = to_floats(load_ints(acc + j, c));
+      if (zero) f = f - load_some(zero + j, c) * splat(a_sum);
+      f = f * (step ? load_some(scale + j, c) : splat(*scale));
+      if (!first) f = load_some(sums + j, c) + f;
+      c == kLanes ? store(sums + j, f) : store_tail(sums + j, f, c);
+    });
+  }
 }
 
 template <class T>

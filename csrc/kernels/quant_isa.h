@@ -31,6 +31,25 @@ struct QuantTiles {
                  int64_t a_stride, int64_t rows, const int32_t* sums, int32_t* acc, int64_t acc_stride) = nullptr;
 };
 
+// What goes on beside the products of a step of 64 values of k.
+struct Beside {
+  void* self;
+  void (*run)(void* self, int64_t step);
+};
+
+// Sums of blocks of up to 32 rows x two panels, one after the other, through registers that keep them: the sums of a
+// block are stored while the next one begins.
+struct QuantStream {
+  void (*begin)(int64_t rows);  // of every block until end(); both in the same thread
+  void (*end)();
+  // `steps` times 64 values of k; panels `first` and `second`. The sums of the block before go to `before` [32, 32]
+  // (null: there was none) within the first step. once: lines of a are not wanted again soon.
+  void (*block)(int64_t rows, const int8_t* a, int64_t a_stride, const uint8_t* first, const uint8_t* second,
+                int64_t steps, int32_t* before, bool once, const Beside& beside);
+  void (*flush)(int64_t rows, int32_t* before);
+};
+
+const QuantStream& amx_stream();
 const QuantTiles& portable_tiles();
 const QuantTiles& avx2_tiles(int bits);
 const QuantTiles& vnni_tiles();  // AVX-512 with VNNI and VBMI
@@ -43,13 +62,15 @@ struct Target {
   void* data;
   DType dtype;
   int64_t stride;
+  bool normal = false;    // no result is denormal: rounding may treat them as it likes
+  bool streamed = false;  // lines of 64 bytes go past the caches, where that is supported
 };
 
 // What follows the integer sums, eight columns at a time. `scale` is that of the block's first column.
 struct Finish {
-  // sums[j] (+)= (float(acc[j]) - zero[j] * a_sum) * scale[j * step]
-  void (*combine)(const int32_t* acc, const float* scale, int64_t step, const float* zero, float a_sum, float* sums,
-                  bool first, int64_t n);
+  // sums[r][j] (+)= (float(acc[r][j]) - zero[j] * a_sums[r]) * scale[j * step], j < n; rows of `width` values.
+  void (*combine)(const int32_t* acc, float* sums, int64_t width, int64_t rows, int64_t n, const float* scale,
+                  int64_t step, const float* zero, const int32_t* a_sums, bool first);
   // Columns [n0, n0 + n) of `rows` rows, from acc or (with groups) from sums, which have `width` values a row.
   void (*store)(const QuantMatmul& call, int64_t row0, int64_t rows, int64_t n0, int64_t n, const int32_t* acc,
                 const float* sums, int64_t width, const float* scale, const Target& to);

@@ -18,6 +18,7 @@
 #include "kernels/parallel.h"
 #include "kernels/quant_finish_impl.h"
 #include "kernels/quant_isa.h"
+#include "kernels/quant_many.h"
 #include "kernels/quant_scratch.h"
 #include "kernels/upcoming.h"
 
@@ -33,13 +34,35 @@ bool has_vnni() {
 #endif
 }
 
+const Finish& finish() {
+  static const Finish portable = {combine_rows, store_rows, widen_any};
+#if defined(__x86_64__)
+  static const Finish& best = isa() >= Isa::Avx512 ? kFinishAvx512 : isa() >= Isa::Avx2 ? kFinishAvx2 : portable;
+#else
+  static const Finish& best = portable;
+#endif
+  return best;
+}
+
 namespace {
 
 constexpr int64_t kShortRun = 512, kLongRun = 2048;  // values of k packed at a time, for few and for many rows
 constexpr int64_t kFewRows = 4;                      // up to here packing is the work: AMX gains nothing
+constexpr int64_t kBlockRows = 32;                   // more go through a stream of blocks, where there is one
 constexpr int64_t kFinishedRows = 256;               // rows whose sums are finished together: they stay in the cache
 constexpr int64_t kMaxRows = 512;                    // rows that share one packing of the weights
-constexpr int64_t kTaskWork = 1 << 17;               // multiply-adds below which a task is not worth handing out
+constexpr int64_t kMostLeft = int64_t{1} << 20;  // bytes of activations that stay in the second level beside the rest
+constexpr int64_t kTaskWork = 1 << 17;           // multiply-adds below which a task is not worth handing out
+
+// For many rows, or null.
+const QuantStream* stream_of(int64_t rows) {
+#if defined(__x86_64__) && defined(ALOFT_WITH_AMX)
+  if (isa() >= Isa::Amx && rows > kBlockRows) return &amx_stream();
+#else
+  (void)rows;
+#endif
+  return nullptr;
+}
 
 const QuantTiles& tiles(int bits, int64_t rows) {
 #if defined(__x86_64__)
@@ -52,23 +75,6 @@ const QuantTiles& tiles(int bits, int64_t rows) {
   isa();
   return portable_tiles();
 }
-
-const Finish& finish() {
-  static const Finish portable = {combine_row, store_rows, widen_any};
-#if defined(__x86_64__)
-  static const Finish& best = isa() >= Isa::Avx512 ? kFinishAvx512 : isa() >= Isa::Avx2 ? kFinishAvx2 : portable;
-#else
-  static const Finish& best = portable;
-#endif
-  return best;
-}
-
-struct Left {
-  const int8_t* rows;
-  int64_t stride;
-  int32_t* sums;   // [groups][m]: sums of the group's values
-  int32_t* start;  // [groups][m]: -flip * sums
-};
 
 // Reads beyond k stay in the row: zeros, or the next group's values against zeros of the weights.
 Left prepare(const QuantMatmul& c, const QuantTiles& t, int64_t group, int64_t groups) {
@@ -117,21 +123,6 @@ struct Block {
   int64_t all() const { return width * parts; }
   int64_t first(int part) const { return n0 + part * half; }
 };
-
-struct Span {
-  const uint8_t* from = nullptr;
-  int64_t bytes = 0;
-};
-
-// The weights of the block of columns behind this one, where they lie in one piece.
-Span next_weights(const QuantMatmul& c, const Block& b) {
-  const int64_t n0 = b.n0 + b.width, columns = std::min(b.width, c.n - n0);
-  if (columns <= 0) return {};
-  const int64_t per = 8 / c.b.bits;
-  if (c.b.layout == QuantLayout::Rows) return {c.b.data + n0 * c.b.stride, columns * c.b.stride};
-  if (c.b.layout != QuantLayout::Panels || n0 / per % c.b.line) return {};
-  return {c.b.data + n0 / per / c.b.line * c.b.stride * c.b.line, c.k * c.b.line};
-}
 
 // The scales of a block's columns as floats.
 class Scales {
@@ -204,11 +195,8 @@ void run_block(const QuantMatmul& c, const QuantTiles& t, const Left& left, int6
     for (int p = 0; p < b.parts; ++p) {
       const float *scale = scales.of(g, p), *zero = c.zero ? c.zero + g * c.n + b.first(p) : nullptr;
       const int64_t at = p * b.width;
-      for (int64_t r = 0; r < b.rows; ++r) {
-        const float a_sum = static_cast<float>(left.sums[g * c.m + b.row0 + r]);
-        finish().combine(acc + r * width + at, scale, c.scale_step, zero, a_sum, sums + r * width + at, g == 0,
-                         b.columns);
-      }
+      finish().combine(acc + at, sums + at, width, b.rows, b.columns, scale, c.scale_step, zero,
+                       left.sums + g * c.m + b.row0, g == 0);
     }
   };
   const auto pack = [&](int64_t k, int64_t length, uint8_t* to) {
@@ -234,11 +222,8 @@ void run_block(const QuantMatmul& c, const QuantTiles& t, const Left& left, int6
   }
   if (!done && !grouped && c.k > 0 && c.k <= run) {  // one packing: rows are finished while their sums are at hand
     pack(0, c.k, weights);
-    const Span ahead = next_weights(c, b);
-    const int64_t share = ahead.bytes * kFinishedRows / b.rows / 64 * 64 + 64;
     for (int64_t r = 0; r < b.rows; r += kFinishedRows) {
-      const int64_t rows = std::min(kFinishedRows, b.rows - r), at = r / kFinishedRows * share;
-      for (int64_t i = at; i < std::min(ahead.bytes, at + share); i += 64) __builtin_prefetch(ahead.from + i, 0, 2);
+      const int64_t rows = std::min(kFinishedRows, b.rows - r);
       t.multiply(left.rows + (b.row0 + r) * left.stride, left.stride, rows, weights, panel_stride, panels, c.k,
                  left.start + b.row0 + r, acc, width, true);
       store(c, b, scales, b.row0 + r, rows, acc, nullptr);
@@ -283,15 +268,30 @@ void multiply(const QuantMatmul& c, bool gated) {
   const Left left = prepare(c, t, group, groups);
   const int64_t columns = block_columns(c.b), n = gated ? c.n / 2 : c.n, parts = gated ? 2 : 1;
   const int64_t column_blocks = (n + columns - 1) / columns;
-  int64_t row_blocks = (c.m + kMaxRows - 1) / kMaxRows;
+  const QuantStream* stream = stream_of(c.m);
+  const int64_t most =
+      stream ? std::clamp<int64_t>(kMostLeft / std::max<int64_t>(1, c.k) / 32 * 32, 64, kMaxRows) : kMaxRows;
+  int64_t row_blocks = (c.m + most - 1) / most;
   const int64_t wanted = 4 * num_threads();
   if (column_blocks * row_blocks < wanted && c.m >= 64) {
     row_blocks = std::min(c.m / 32, (wanted + column_blocks - 1) / column_blocks);
   }
-  const int64_t height = rounded_up((c.m + row_blocks - 1) / row_blocks, c.m >= 16 ? 16 : 1);
+  const int64_t height = rounded_up((c.m + row_blocks - 1) / row_blocks, c.m >= 16 ? stream ? 32 : 16 : 1);
   row_blocks = (c.m + height - 1) / height;
   const int64_t work = std::min(height, c.m) * columns * parts * c.k;
   const int64_t grain = std::max<int64_t>(1, kTaskWork / std::max<int64_t>(1, work));
+  if (stream && c.k > 0) {
+    const Many many = {c, t, *stream, left, group, groups, grouped, columns, static_cast<int>(parts), n};
+    const bool normal = !c.row_scale || all_normal(c.row_scale, c.m, kNormalRow);
+    return parallel_for(row_blocks * column_blocks, grain, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end;) {
+        const int64_t row0 = i / column_blocks * height, first = i % column_blocks;
+        const int64_t last = std::min(column_blocks, first + end - i);
+        multiply_many(many, normal, row0, std::min(height, c.m - row0), first, last);
+        i += last - first;
+      }
+    });
+  }
   parallel_for(row_blocks * column_blocks, grain, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       Block b;

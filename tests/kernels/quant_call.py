@@ -110,13 +110,15 @@ def quant_matmul(
     row_scale: np.ndarray | None = None,
     bias: np.ndarray | None = None,
     out_offset: np.ndarray | None = None,
+    gated: bool = False,
 ) -> np.ndarray:
     """The product; bfloat16 comes back as uint16."""
     m, k = a.shape
-    n = weight.values.shape[1]
+    n = weight.values.shape[1] // (2 if gated else 1)
     out = np.full((m, n), 0x5A, np.uint16 if out_dtype == "bfloat16" else np.dtype(out_dtype))
     a = np.ascontiguousarray(a, np.int8)
-    call = _QuantMatmul(m=m, n=n, k=k, a=a.ctypes.data, a_stride=k, b=weight.struct, group=group)
+    columns = weight.values.shape[1]
+    call = _QuantMatmul(m=m, n=columns, k=k, a=a.ctypes.data, a_stride=k, b=weight.struct, group=group)
     kept = [a, weight, out]
     for name, array, kind in (
         ("scale", scale, np.float32),
@@ -129,10 +131,11 @@ def quant_matmul(
         pointer, array = _pointer(array, kind)
         setattr(call, name, pointer)
         kept.append(array)
-    call.scale_step = int(scale is None or scale.shape[-1] == n)
+    call.scale_step = int(scale is None or scale.shape[-1] == columns)
     call.out_offset_step = int(out_offset is not None and out_offset.size > 1)
     call.out_dtype, call.out, call.out_stride = DTYPES[out_dtype], out.ctypes.data, n
-    LIBRARY._ZN5aloft12quant_matmulERKNS_11QuantMatmulE(ctypes.byref(call))
+    name = "18quant_matmul_gated" if gated else "12quant_matmul"
+    getattr(LIBRARY, f"_ZN5aloft{name}ERKNS_11QuantMatmulE")(ctypes.byref(call))
     return out
 
 

@@ -14,7 +14,15 @@ from matmul_call import LIBRARY, round_to, widen
 from quant_call import LAYOUTS, lay_out, quant_matmul, widen_matmul
 
 SHAPES = [(1, 1, 1), (1, 33, 5), (2, 64, 64), (3, 100, 31), (4, 17, 130), (5, 48, 96), (16, 32, 64), (33, 70, 200)]
-SHAPES += [(40, 129, 577), (70, 33, 2100), (1, 128, 1100), (515, 40, 65)]
+SHAPES += [
+    (40, 129, 577),
+    (70, 33, 2100),
+    (1, 128, 1100),
+    (515, 40, 65),
+    (8, 128, 576),
+    (100, 300, 192),
+    (31, 80, 1536),
+]
 BITS = (8, 4)
 
 
@@ -77,10 +85,40 @@ def test_the_steps_after_the_sums_are_single_fp32_operations(dtype: str) -> None
     assert np.array_equal(got, bytes_.astype(np.int8))
 
 
+@pytest.mark.parametrize("m", (8, 200))
+def test_denormal_results_are_rounded_and_kept(m: int) -> None:
+    n, k = 96, 128
+    a, w = operands(m, n, k, 8)
+    rng = np.random.default_rng(4)
+    rows = rng.random(m).astype(np.float32) * np.float32(1e-20)
+    for size in (1e-24, 1e-20, 1e-17):  # of results: denormal in fp32, in part, not
+        scale = rng.random(n).astype(np.float32) * np.float32(size)
+        value = (a @ w).astype(np.float32) * scale * rows[:, None]
+        got = quant_matmul(a, lay_out(w, 8, "panels"), "bfloat16", scale=scale, row_scale=rows)
+        assert np.array_equal(got, round_to(value, "bfloat16")), size
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_a_gated_product_is_the_gate_of_the_product(bits: int) -> None:
+    n, k = 256, 576
+    for m, group in ((1, 0), (8, 0), (33, 64), (70, 0), (140, 128)):
+        a, w = operands(m, n, k, bits)
+        rng = np.random.default_rng([11, m])
+        groups = -(-k // group) if group else 1
+        scale, rows = rng.random((groups, n)) * 1e-4, rng.random(m)
+        for layout in LAYOUTS:
+            weight = lay_out(w, bits, layout)
+            both = widen(quant_matmul(a, weight, "bfloat16", scale=scale, group=group, row_scale=rows), "bfloat16")
+            act, up = both[:, : n // 2].astype(np.float64), both[:, n // 2 :].astype(np.float64)
+            got = quant_matmul(a, weight, "bfloat16", scale=scale, group=group, row_scale=rows, gated=True)
+            expected = act / (1 + np.exp(-act)) * up
+            assert np.allclose(widen(got, "bfloat16"), expected, rtol=2.0**-8 * 1.01, atol=1e-30), (m, layout)
+
+
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("group", (32, 64, 128, 256))
 def test_groups_are_added_in_order(bits: int, group: int) -> None:
-    for m, n, k in ((1, 64, 512), (3, 70, 576), (37, 40, 320)):
+    for m, n, k in ((1, 64, 512), (3, 70, 576), (37, 40, 320), (12, 128, 512), (133, 96, 576)):
         a, w = operands(m, n, k, bits)
         groups = -(-k // group)
         rng = np.random.default_rng([5, k])
@@ -150,7 +188,13 @@ def digest() -> int:
     """One number for everything the kernels give on a set of calls."""
     value = 0
     for bits in BITS:
-        for m, n, k, group in ((1, 96, 576, 64), (3, 70, 131, 0), (50, 64, 256, 128)):
+        for m, n, k, group in (
+            (1, 128, 576, 64),
+            (3, 70, 131, 0),
+            (8, 128, 576, 0),
+            (50, 64, 256, 128),
+            (131, 128, 320, 64),
+        ):
             a, w = operands(m, n, k, bits)
             rng = np.random.default_rng(9)
             groups = -(-k // group) if group else 1
