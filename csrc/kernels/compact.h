@@ -52,6 +52,7 @@ struct Weights {
 
   int64_t index(int64_t panel, int64_t step) const { return panel * steps + step; }
   const unsigned char* unit(int64_t index) const { return units + index * kUnitBytes; }
+  bool has_exceptions(int64_t index) const { return first && first[index] != first[index + 1]; }
   // Puts the exceptions of a unit into its lines.
   void mend(int64_t index, bf16* lines) const {
     if (!first) return;

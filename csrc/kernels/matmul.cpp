@@ -51,7 +51,8 @@ constexpr int64_t kBlockBytes = int64_t{512} << 10;     // the part of it a task
 constexpr int64_t kAmxBlockBytes = int64_t{800} << 10;  // the same for bf16 rows and a 2 MiB L2
 constexpr int64_t kTaskWork = 24576;                    // multiply-adds below which a task is not worth handing out
 constexpr int64_t kSmallProduct = int64_t{1} << 18;     // a batch of products up to this size is split by product
-constexpr int64_t kAmxRows = 7;  // fewer rows stream faster through AVX-512 (benchmarks/kernels/README.md)
+// Fewer rows stream faster through AVX-512 (benchmarks/kernels/README.md).
+constexpr int64_t kAmxRows = 7, kAmxCompactRows = 2;
 
 size_t bytes_of(Element type) { return type == Element::F32 ? 4 : 2; }
 
@@ -359,7 +360,7 @@ void over_blocks(const Product& c, int64_t rows, int64_t height, int64_t unit, F
 #if defined(ALOFT_WITH_AMX)
 bool use_amx(const Product& c) {
   static const bool has = isa() >= Isa::Amx;
-  return has && c.m >= kAmxRows && c.k > 0 && c.b.type == Element::BF16;
+  return has && c.m >= (c.is_compact() ? kAmxCompactRows : kAmxRows) && c.k > 0 && c.b.type == Element::BF16;
 }
 
 void multiply_amx(const Product& c) {

@@ -247,7 +247,7 @@ void multiply_few(const Product& c, const bf16* a, int64_t a_row, int64_t row0, 
   const auto place = [&](int64_t step) { return ring + (step & (kRing - 1)) * 2 * kTileValues; };
   const bool panels_of_two = c.b.layout == WeightLayout::Panels;
   const __m512i table = c.is_compact() ? compact::table_of(c.compact) : __m512i();
-  constexpr int64_t kStepsAhead = kAhead / kStep;
+  constexpr int64_t kStepsAhead = 2;
   // `after`: what is made once `of` ends.
   const auto make = [&](const Sources& of, const Sources& after, int64_t s) {
     const int64_t k0 = s * kStep, count = std::min(kStep, c.k - k0);
@@ -286,6 +286,114 @@ void multiply_few(const Product& c, const bf16* a, int64_t a_row, int64_t row0, 
     finish_sums(c, row0, rows, pair, sums);
     source = next;
   }
+}
+
+// Up to kBlockRows rows and compact weights: as above, a unit of each panel a step.
+class CompactRing {
+ public:
+  explicit CompactRing(const Product& c) : w_(c.compact), table_(compact::table_of(w_)), ring_(weight_scratch(kRing)) {}
+  struct Pair {
+    int64_t unit[2];  // the first of each panel
+  };
+
+  // Step s of `of` for panel p; `next` comes after the last.
+  void make(const Pair& of, const Pair& next, int64_t s, int p) {
+    const int64_t index = of.unit[p] + s, ahead = s + kUnitsAhead;
+    const int64_t later = ahead < w_.steps ? index + kUnitsAhead : next.unit[p] + ahead - w_.steps;
+    bf16* to = place(made_) + p * kTileValues;
+    compact::lines_of(w_.unit(index), table_, w_.unit(later), to);
+    w_.mend(index, to);
+  }
+  void made() { ++made_; }
+
+  // One block of rows x one pair, whose step 0 was made; makes step 0 of the next if there is one. beside(s): what else
+  // is done in a step.
+  template <int RowTiles, int Panels, class Beside>
+  void multiply(const Pair& of, const Pair& next, bool more, const bf16* a, int64_t a_row, float* sums,
+                Beside&& beside) {
+    _tile_zero(0);
+    if constexpr (Panels == 2) _tile_zero(1);
+    if constexpr (RowTiles == 2) _tile_zero(2);
+    if constexpr (RowTiles == 2 && Panels == 2) _tile_zero(3);
+    const size_t stride = static_cast<size_t>(a_row) * sizeof(bf16);
+    for (int64_t s = 0; s < w_.steps; ++s, a += kStep) {
+      // A step is made while the one before multiplies: tiles are loaded from L1, not from the store buffer.
+      const bf16* b = place(made_ - 1);
+      const bool ends = s + 1 == w_.steps, goes_on = !ends || more;
+      const Pair &from = ends ? next : of, &then = next;
+      const int64_t step = ends ? 0 : s + 1;
+      if (goes_on) make(from, then, step, 0);
+      before_tile_load();
+      _tile_loadd(4, a, stride);
+      if constexpr (RowTiles == 2) _tile_loadd(5, a + kTileRows * a_row, stride);
+      _tile_loadd(6, b, 64);
+      _tile_dpbf16ps(0, 4, 6);
+      if constexpr (RowTiles == 2) _tile_dpbf16ps(2, 5, 6);
+      if constexpr (Panels == 2) {
+        if (goes_on) make(from, then, step, 1);
+        before_tile_load();
+        _tile_loadd(7, b + kTileValues, 64);
+        _tile_dpbf16ps(1, 4, 7);
+        if constexpr (RowTiles == 2) _tile_dpbf16ps(3, 5, 7);
+      }
+      if (goes_on) made();
+      beside(s);
+    }
+    constexpr size_t row = kPair * sizeof(float);
+    _tile_stored(0, sums, row);
+    if constexpr (Panels == 2) _tile_stored(1, sums + kPanel, row);
+    if constexpr (RowTiles == 2) _tile_stored(2, sums + kTileRows * kPair, row);
+    if constexpr (RowTiles == 2 && Panels == 2) _tile_stored(3, sums + kTileRows * kPair + kPanel, row);
+  }
+
+ private:
+  static constexpr int64_t kUnitsAhead = 2;
+  bf16* place(int64_t step) const { return ring_ + (step & (kRing - 1)) * 2 * kTileValues; }
+
+  const compact::Weights& w_;
+  const __m512i table_;
+  bf16* const ring_;
+  int64_t made_ = 0;
+};
+
+void multiply_few_compact(const Product& c, const bf16* a, int64_t a_row, int64_t row0, int64_t rows, int64_t begin,
+                          int64_t end) {
+  alignas(64) float sums[2][kBlockRows * kPair];
+  Tiles tiles(shapes(rows));
+  CompactRing ring(c);
+  int64_t done = rows;  // of the pair before
+  const auto finish_until = [&](int64_t pair, int64_t row) {
+    if (row <= done) return;
+    finish_sums(c, row0 + done, row - done, pair, sums[(pair - begin) % 2] + done * kPair);
+    done = row;
+  };
+  const auto pair_at = [&](int64_t pair) {  // a last panel that stands alone is its own neighbour
+    const int64_t panel = c.first_panel(pair), other = panel + (c.panels_of(pair) == 2 ? c.panel_step() : 0);
+    return CompactRing::Pair{{c.compact.index(panel, 0), c.compact.index(other, 0)}};
+  };
+  CompactRing::Pair of = pair_at(begin);
+  for (int p = 0; p < 2; ++p) ring.make(of, of, 0, p);
+  ring.made();
+  for (int64_t pair = begin; pair < end; ++pair) {
+    // After the last one: what this thread does next if all take runs in turn.
+    const bool more = pair + 1 < end;
+    const int64_t after = more ? pair + 1 : end + (end - begin) * (num_threads() - 1);
+    const CompactRing::Pair next = after < c.pairs() ? pair_at(after) : of;
+    // Sums are read a few steps after the tiles were stored, when they have left the store buffer.
+    const auto beside = [&](int64_t s) { finish_until(pair - 1, (s + 1) * rows / c.compact.steps / 2 * 2); };
+    float* to = sums[(pair - begin) % 2];
+    const bool two = c.panels_of(pair) == 2;
+    if (rows > kTileRows) {
+      two ? ring.multiply<2, 2>(of, next, more, a, a_row, to, beside)
+          : ring.multiply<2, 1>(of, next, more, a, a_row, to, beside);
+    } else {
+      two ? ring.multiply<1, 2>(of, next, more, a, a_row, to, beside)
+          : ring.multiply<1, 1>(of, next, more, a, a_row, to, beside);
+    }
+    finish_until(pair - 1, rows);
+    done = 0, of = next;
+  }
+  finish_until(end - 1, rows);
 }
 
 // Makes the tiles of one pair a little at a time.
@@ -376,7 +484,8 @@ void multiply_many(const Product& c, const bf16* a, int64_t a_row, int64_t row0,
 
 void amx_multiply(const Product& c, const bf16* a, int64_t a_row, int64_t row0, int64_t rows, int64_t begin,
                   int64_t end) {
-  (rows > kBlockRows ? multiply_many : multiply_few)(c, a, a_row, row0, rows, begin, end);
+  const auto multiply = rows > kBlockRows ? multiply_many : c.is_compact() ? multiply_few_compact : multiply_few;
+  multiply(c, a, a_row, row0, rows, begin, end);
   _mm_sfence();  // what finish_sums() wrote past the caches, before other threads are told that it is there
 }
 

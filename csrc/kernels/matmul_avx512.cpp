@@ -95,7 +95,7 @@ inline void narrow16(const float* from, bf16* to) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16(words));
 }
 
-// Compact weights: a unit of each panel becomes lines in L1, of which every 32-bit lane is an even and an odd k.
+// Compact weights: every 32-bit lane of a line is an even and an odd k.
 inline __m512 even_of(__m512i line) { return _mm512_castsi512_ps(_mm512_slli_epi32(line, 16)); }
 inline __m512 odd_of(__m512i line) {
   return _mm512_castsi512_ps(_mm512_and_si512(line, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
@@ -103,48 +103,41 @@ inline __m512 odd_of(__m512i line) {
 
 template <int Rows, int Panels>
 void compact_tile(const CompactTile& t) {
-  constexpr int64_t kUnitsAhead = 3;
+  constexpr int64_t kUnitsAhead = 2;
   const compact::Weights& w = *t.weights;
   const __m512i table = compact::table_of(w);
-  alignas(64) bf16 lines[Panels][compact::kValues];
   __m512 sum[Rows][Panels];
   for (auto& row : sum) {
     for (__m512& v : row) v = zero();
   }
   const float* a = t.a;
+  const int64_t a_row = t.a_row;
   for (int64_t s = 0; s < w.steps; ++s, a += kStep) {
 #pragma GCC unroll 2
     for (int p = 0; p < Panels; ++p) {
       const int64_t index = w.index(t.panel[p], s), ahead = s + kUnitsAhead;
-      const int64_t later = ahead < w.steps ? index + kUnitsAhead : w.index(t.later[p], ahead - w.steps);
-      compact::lines_of(w.unit(index), table, w.unit(later), lines[p]);
-      w.mend(index, lines[p]);
-    }
-    __m512 even[Rows][Panels], odd[Rows][Panels];
+      const unsigned char* later = w.unit(ahead < w.steps ? index + kUnitsAhead : w.index(t.later[p], ahead - w.steps));
+      __m512 even[Rows], odd[Rows];
 #pragma GCC unroll 8
-    for (int r = 0; r < Rows; ++r) {
-#pragma GCC unroll 2
-      for (int p = 0; p < Panels; ++p) even[r][p] = odd[r][p] = zero();
-    }
-#pragma GCC unroll 2
-    for (int i = 0; i < compact::kLines; ++i) {
-      __m512i line[Panels];
-#pragma GCC unroll 2
-      for (int p = 0; p < Panels; ++p) line[p] = _mm512_load_si512(lines[p] + i * 32);
+      for (int r = 0; r < Rows; ++r) even[r] = odd[r] = zero();
+      const auto add_line = [&](int i, __m512i line) {
+        const __m512 x = even_of(line), y = odd_of(line);
 #pragma GCC unroll 8
-      for (int r = 0; r < Rows; ++r) {
-        const __m512 x = _mm512_set1_ps(a[r * t.a_row + 2 * i]), y = _mm512_set1_ps(a[r * t.a_row + 2 * i + 1]);
-#pragma GCC unroll 2
-        for (int p = 0; p < Panels; ++p) {
-          even[r][p] = _mm512_fmadd_ps(x, even_of(line[p]), even[r][p]);
-          odd[r][p] = _mm512_fmadd_ps(y, odd_of(line[p]), odd[r][p]);
+        for (int r = 0; r < Rows; ++r) {
+          even[r] = _mm512_fmadd_ps(_mm512_set1_ps(a[r * a_row + 2 * i]), x, even[r]);
+          odd[r] = _mm512_fmadd_ps(_mm512_set1_ps(a[r * a_row + 2 * i + 1]), y, odd[r]);
         }
+      };
+      if (__builtin_expect(!w.has_exceptions(index), 1)) {
+        compact::each_line(w.unit(index), table, later, add_line);
+      } else {
+        alignas(64) bf16 lines[compact::kValues];
+        compact::lines_of(w.unit(index), table, later, lines);
+        w.mend(index, lines);
+        for (int i = 0; i < compact::kLines; ++i) add_line(i, _mm512_load_si512(lines + i * 32));
       }
-    }
 #pragma GCC unroll 8
-    for (int r = 0; r < Rows; ++r) {
-#pragma GCC unroll 2
-      for (int p = 0; p < Panels; ++p) sum[r][p] = _mm512_add_ps(sum[r][p], _mm512_add_ps(even[r][p], odd[r][p]));
+      for (int r = 0; r < Rows; ++r) sum[r][p] = _mm512_add_ps(sum[r][p], _mm512_add_ps(even[r], odd[r]));
     }
   }
   for (int r = 0; r < Rows; ++r) {
