@@ -1,7 +1,6 @@
 // AMX: one instruction multiplies 16 rows x 64 bytes by 64 bytes x 16 columns into exact 32-bit sums. Blocks of 32 rows
 // and 32 columns: four tiles of sums, two of each operand.
-#include "kernels/quant_pack512_impl.h"
-#include "kernels/tiles.h"
+#include "kernels/quant_direct_amx.h"
 
 namespace aloft::quant_detail {
 namespace {
@@ -89,7 +88,7 @@ void multiply(const int8_t* a, int64_t a_stride, int64_t rows, const uint8_t* b,
 }  // namespace
 
 const QuantTiles& amx_tiles() {
-  static const QuantTiles tiles = {0, 64, pack512<0, 64>, multiply};
+  static const QuantTiles tiles = {0, 64, pack512<0, 64>, multiply, direct};
   return tiles;
 }
 
