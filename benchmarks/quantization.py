@@ -27,11 +27,14 @@ ALOFT = Path(sys.executable).parent / "aloft"
 #: name -> options of aloft quantize; the evaluated engine's options
 #: more calibration text than by default, and training: 4-bit schemes gain from both
 _FOUR = ["--samples", "128", "--tune", "32"]
+_FP8 = ["--kv-cache-dtype", "fp8", "--additional-config"]
 SCHEMES: dict[str, tuple[list[str], list[str]]] = {
     "w8a16": (["--scheme", "w8a16", "--algorithm", "gptq"], []),
     "w8a8-dynamic": (["--scheme", "w8a8-dynamic"], []),
     "w8a8-static": (["--scheme", "w8a8-static"], []),
     "kv-int8": (["--scheme", "float", "--kv", "int8"], []),
+    "kv-fp8": ([], [*_FP8, '{"kv_fp8_window": 128}']),  # the default
+    "kv-fp8-no-window": ([], [*_FP8, '{"kv_fp8_window": 0}']),
     "w4a16-g64": (["--scheme", "w4a16", "--group-size", "64", *_FOUR], []),
     "w4a8": (["--scheme", "w4a8", "--format", "compressed-tensors", *_FOUR], []),  # groups of 96 and 128
     "w4a4": (["--scheme", "w4a4", "--max-loss", "25%", *_FOUR], []),  # layers that cost too much: w4a8
@@ -41,7 +44,9 @@ FLOORS = {
     "w8a16": (0.997, 0.004, 0.51),
     "w8a8-dynamic": (0.993, 0.012, 0.51),
     "w8a8-static": (0.985, 0.03, 0.51),
-    "kv-int8": (0.993, 0.01, 1.0),
+    "kv-int8": (0.993, 0.01, 1.0),  # and keys and values at half their size
+    "kv-fp8": (0.993, 0.01, 1.0),
+    "kv-fp8-no-window": (0.993, 0.01, 1.0),
     "w4a16-g64": (0.98, 0.06, 0.29),
     "w4a8": (0.96, 0.09, 0.29),
     "w4a4": (0.8, None, 0.33),
@@ -61,6 +66,7 @@ def main() -> int:
     options.work.mkdir(parents=True, exist_ok=True)
     texts = {name: _text(name, options.work) for name in ("persuasion", "calibration")}
     model = Path(subprocess.run([ALOFT, "demo-model"], check=True, capture_output=True, text=True).stdout.strip())
+    options.model = model
     reference = _scores("bf16", model, [], texts["persuasion"], options)
     for name in chosen:
         quantize, engine = SCHEMES[name]
@@ -129,7 +135,8 @@ def _rows(reference: Path, options: argparse.Namespace) -> list[dict[str, object
                 "perplexity_rise_95": [compared.perplexity_rise.low, compared.perplexity_rise.high],
                 "kl": compared.kl.value,
                 "weight_ratio": said["weight_ratio"],
-                "options": " ".join(SCHEMES[name][0]),
+                "kv_ratio": _kv_ratio(name, options.model),
+                "options": " ".join(SCHEMES[name][0] or SCHEMES[name][1]),
                 "shares": shares,
                 "tokens": len(scores.loss),
                 "perplexity": summary(scores).perplexity,
@@ -138,6 +145,15 @@ def _rows(reference: Path, options: argparse.Namespace) -> list[dict[str, object
             }
         )
     return rows
+
+
+def _kv_ratio(name: str, model: Path) -> float:
+    """Bytes of a token's keys and values over those in bfloat16: a byte an element, as fp8 also a scale for each."""
+    if not name.startswith("kv-"):
+        return 1.0
+    config = json.loads((model / "config.json").read_text())
+    width = config["num_key_value_heads"] * config["hidden_size"] // config["num_attention_heads"]
+    return (width + name.startswith("kv-fp8")) / (2 * width)
 
 
 def _shares(layers: list[dict[str, object]]) -> dict[str, float]:
@@ -174,8 +190,8 @@ def _write(rows: list[dict[str, object]], options: argparse.Namespace) -> None:
         f"{said['text']}. Intervals are 95 %, paired with the bfloat16 model on the same positions, bootstrap over "
         "windows. Made by `benchmarks/quantization.py`.",
         "",
-        "| scheme | accuracy kept | perplexity rise | KL | weights vs bf16 | tokens | floor met |",
-        "|---|---|---|---|---|---|---|",
+        "| scheme | accuracy kept | perplexity rise | KL | weights vs bf16 | KV cache | tokens | floor met |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for row in rows[1:]:
         kept, rise = row["accuracy_kept_95"], row["perplexity_rise_95"]
@@ -184,9 +200,15 @@ def _write(rows: list[dict[str, object]], options: argparse.Namespace) -> None:
         lines.append(
             f"| {row['scheme']} {mixed} | {row['accuracy_kept']:.2%} [{kept[0]:.2%}, {kept[1]:.2%}] "  # type: ignore[index]
             f"| {row['perplexity_rise']:.2%} [{rise[0]:.2%}, {rise[1]:.2%}] | {row['kl']:.4f} "  # type: ignore[index]
-            f"| {row['weight_ratio']:.1%} | {row['tokens']} | {'yes' if row['meets_floor'] else '**no**'} |"
+            f"| {row['weight_ratio']:.1%} | {row['kv_ratio']:.1%} | {row['tokens']} "
+            f"| {'yes' if row['meets_floor'] else '**no**'} |"
         )
     base = rows[0]
+    lines += [
+        "",
+        "KV cache: bytes of a token's keys and values. kv-fp8 keeps the newest 128 tokens of a sequence in bfloat16",
+    ]
+    lines[-1] += " as well (kv-fp8-no-window: none)."
     lines += ["", f"bfloat16: perplexity {base['perplexity']:.3f}, accuracy {base['accuracy']:.3%}."]
     (results / f"quantization-{today}.md").write_text("\n".join(lines) + "\n")
 

@@ -24,6 +24,7 @@ def test_public_surface_is_frozen():
         "graph_attention",
         "pipeline_depth",
         "fusion_level",
+        "kv_fp8_window",
         "lm_head",
         "compact_weights",
     } == config.KNOWN
@@ -58,6 +59,7 @@ def test_unknown_key_names_the_nearest_valid_one(given, named):
         {"weight_nz_mode": "2"},
         {"weight_nz_mode": True},
         {"num_threads": -1},
+        {"kv_fp8_window": -1},
         {"kv_cache_tokens": 1.5},
         {"fusion_level": "some"},
         {"pipeline_depth": 3},

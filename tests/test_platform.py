@@ -180,14 +180,16 @@ def _config(**changes):
     top = dict.fromkeys(
         ("lora_config", "speculative_config", "kv_transfer_config", "weight_transfer_config", "aux_output_config")
     )
-    cache = {"cache_dtype": "auto", "kv_offloading_size": None}
+    cache = {"cache_dtype": "auto", "kv_offloading_size": None, "kv_cache_dtype_skip_layers": []}
+    scheduler = {"disable_hybrid_kv_cache_manager": None}
     for name, value in changes.items():
-        (part,) = [part for part in (parallel, model, top, cache) if name in part]
+        (part,) = [part for part in (parallel, model, top, cache, scheduler) if name in part]
         part[name] = value
     return SimpleNamespace(
         parallel_config=SimpleNamespace(**parallel),
         model_config=SimpleNamespace(**model),
         cache_config=SimpleNamespace(**cache),
+        scheduler_config=SimpleNamespace(**scheduler),
         profiler_config=SimpleNamespace(profiler=None),
         offload_config=SimpleNamespace(
             uva=SimpleNamespace(cpu_offload_gb=0), prefetch=SimpleNamespace(offload_group_size=0)
@@ -209,8 +211,10 @@ def _config(**changes):
         ({"lora_config": object()}, "--enable-lora"),
         ({"speculative_config": object()}, "--speculative-config"),
         ({"kv_transfer_config": object()}, "--kv-transfer-config"),
-        ({"cache_dtype": "fp8"}, "--kv-cache-dtype"),
-        ({"cache_dtype": "bfloat16", "dtype": torch.float32}, "--kv-cache-dtype must be auto, not"),
+        ({"cache_dtype": "fp8_e5m2"}, "--kv-cache-dtype must be auto, bfloat16, fp8 or fp8_e4m3, not fp8_e5m2"),
+        ({"cache_dtype": "bfloat16", "dtype": torch.float32}, "--kv-cache-dtype must be auto, fp8 or fp8_e4m3, not"),
+        ({"cache_dtype": "fp8", "kv_cache_dtype_skip_layers": ["0"]}, "--kv-cache-dtype-skip-layers"),
+        ({"cache_dtype": "fp8_e4m3", "disable_hybrid_kv_cache_manager": True}, "--disable-hybrid-kv-cache-manager"),
         ({"weight_transfer_config": object()}, "--weight-transfer-config"),
         ({"kv_offloading_size": 1.0}, "--kv-offloading-size"),
         ({"runner_type": "pooling"}, "--runner"),
@@ -235,6 +239,7 @@ def test_limit_is_one_sentence_naming_the_flag(change, flag):
 
 def test_a_plain_configuration_is_accepted():
     limits.check(_config())
+    limits.check(_config(cache_dtype="fp8"))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int8])

@@ -36,6 +36,8 @@ class AloftConfig:
         (default): 2 where the device computes beside the host's threads and vLLM has not ruled it out, else 1.
     fusion_level: how much of a decoder layer one operator does: ``none``, ``partial``, ``full``, ``blocked``; ``auto``
         (default) chooses by the tokens of a step. See ``aloft.models.level``.
+    kv_fp8_window: with ``--kv-cache-dtype fp8``, the tokens in front of a token, its own included, whose keys and
+        values it reads in full width; older ones are 8-bit floats. 0: all are.
     lm_head: ``auto`` (default) multiplies with the head's weights as they are loaded, ``int8`` rounds an unquantized
         head to 8 bits with a scale a row, and its inputs token by token.
     compact_weights: keep bfloat16 weights in FRACTAL_NZ without loss in three quarters of their bytes where the
@@ -48,6 +50,7 @@ class AloftConfig:
     graph_attention: str = "auto"
     pipeline_depth: int = 0
     fusion_level: str = "auto"
+    kv_fp8_window: int = 128
     lm_head: str = "auto"
     compact_weights: bool = True
 
@@ -70,7 +73,7 @@ class AloftConfig:
                 "additional_config pipeline_depth must be 1, 2 or 0 (automatic; vLLM keeps at most 2 steps in flight, "
                 f"which overlaps all three stages: prepare, compute, output), not {self.pipeline_depth!r}"
             )
-        for name in ("num_threads", "kv_cache_tokens"):
+        for name in ("num_threads", "kv_cache_tokens", "kv_fp8_window"):
             if getattr(self, name) < 0:
                 raise ValueError(f"additional_config {name} must be 0 or more, not {getattr(self, name)!r}")
 

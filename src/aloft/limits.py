@@ -18,6 +18,9 @@ PARALLEL = {
     "decode_context_parallel_size": "decode context parallelism",
 }
 
+#: --kv-cache-dtype: 8-bit floats, see ``aloft.attention.fp8``
+FP8 = ("fp8", "fp8_e4m3")
+
 
 def check(vllm_config: VllmConfig) -> None:
     """Raises UnsupportedFeature for the first setting that aloft cannot serve."""
@@ -63,16 +66,27 @@ def refusals(config: VllmConfig) -> Iterator[str]:
     if config.cache_config.kv_offloading_size is not None:
         yield "aloft does not support a KV cache in host memory yet: remove --kv-offloading-size."
     if config.model_config is not None:
-        yield from _cache_dtype_refusals(config.cache_config.cache_dtype, config.model_config)
+        yield from _cache_dtype_refusals(config, config.model_config)
         yield from _model_refusals(config.model_config)
 
 
-def _cache_dtype_refusals(cache_dtype: str, model: ModelConfig) -> Iterator[str]:
+def _cache_dtype_refusals(config: VllmConfig, model: ModelConfig) -> Iterator[str]:
+    cache = config.cache_config
     own = str(model.dtype).removeprefix("torch.")
-    if cache_dtype not in ("auto", own):
+    valid = ["auto", *([own] if own != "float32" else []), *FP8]
+    if cache.cache_dtype not in valid:
         yield (
-            f"aloft keeps the KV cache in the model's dtype: --kv-cache-dtype must be auto"
-            f"{f' or {own}' if own != 'float32' else ''}, not {cache_dtype}."
+            "aloft keeps the KV cache in the model's dtype or as 8-bit floats (e4m3): --kv-cache-dtype must be "
+            f"{', '.join(valid[:-1])} or {valid[-1]}, not {cache.cache_dtype}."
+        )
+    if cache.cache_dtype not in FP8:
+        return
+    if cache.kv_cache_dtype_skip_layers:
+        yield "aloft keeps every layer's keys and values as 8-bit floats or none: remove --kv-cache-dtype-skip-layers."
+    if config.scheduler_config.disable_hybrid_kv_cache_manager:
+        yield (
+            f"--kv-cache-dtype {cache.cache_dtype} keeps the newest tokens in blocks of their own: "
+            "remove --disable-hybrid-kv-cache-manager."
         )
 
 

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from vllm.v1.attention.backend import AttentionBackend, AttentionType, MultipleOf
+from vllm.v1.kv_cache_interface import KVQuantMode
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
-from aloft.attention import NAME
+from aloft.attention import NAME, fp8
 
 if TYPE_CHECKING:
-    from vllm.v1.kv_cache_interface import KVCacheSpec
+    from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheSpec
 
 
 class AloftAttentionBackend(AttentionBackend):
     """Grouped-query attention on a paged cache, causal, with or without a sliding window."""
 
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.bfloat16, torch.float16, torch.float32]
-    supported_kv_cache_dtypes: ClassVar[list] = ["auto", "float16", "bfloat16"]
+    supported_kv_cache_dtypes: ClassVar[list] = ["auto", "float16", "bfloat16", *fp8.NAMES]
     forward_includes_kv_cache_update = True
 
     @staticmethod
@@ -40,6 +42,14 @@ class AloftAttentionBackend(AttentionBackend):
     @staticmethod
     def get_supported_kernel_block_sizes(kv_cache_spec: KVCacheSpec | None = None) -> list[int | MultipleOf]:
         return [MultipleOf(16)]
+
+    @classmethod
+    def customize_spec(cls, spec: AttentionSpec) -> AttentionSpec:
+        """A token of 8-bit floats takes a byte an element, and one more for keys and one for values: their scale."""
+        if spec.kv_quant_mode != KVQuantMode.FP8_PER_TENSOR:  # what vLLM calls every fp8 cache
+            return spec
+        content = (spec.head_size + spec.head_size_v) * spec.num_kv_heads + 2
+        return dataclasses.replace(spec, dtype=torch.uint8, num_head_slots=1, state_content_bytes=content)
 
     @classmethod
     def supports_head_size(cls, head_size: int) -> bool:

@@ -124,12 +124,20 @@ def _borrowed(tensor: torch.Tensor) -> torch.Tensor:
     return _weak_ref_tensor(tensor)
 
 
-def chosen(kind: str, int8_cache: bool = False) -> Callable[[], CapturedAttention]:
+def chosen(kind: str, int8_cache: bool = False, fp8_cache: bool = False) -> Callable[[], CapturedAttention]:
     """The class for a ``graph_attention`` setting.
 
     Raises:
-        ValueError: ``device`` on a runtime without the operator, or with an int8 cache, which it does not read.
+        ValueError: ``device`` on a runtime without the operator, or with an int8 cache, which it does not read;
+            ``host`` with an fp8 cache.
     """
+    if fp8_cache:
+        if kind == "host":
+            raise ValueError(
+                "additional_config graph_attention 'host' does not go with an fp8 KV cache, whose operator reads the "
+                "lengths when it runs: use 'device' or 'auto'."
+            )
+        return DeviceLengths
     native = paged_attention.decode_native() and not int8_cache
     if kind == "device" and not native:
         raise ValueError(

@@ -2,7 +2,7 @@
 
 Two operators serve it: ``npu_fused_infer_attention_score`` within its documented limits, and
 ``aloft.paged_attention`` for what lies outside of them (float32, soft cap, other head sizes). Which one is decided
-once, when the layer is built.
+once, when the layer is built. A cache of 8-bit floats has operators of its own, see ``aloft.attention.fp8``.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from vllm.v1.attention.backend import AttentionImpl, AttentionType
 
-from aloft.attention import int8
-from aloft.attention.cache import KVCache
+from aloft.attention import fp8, int8
+from aloft.attention.cache import Fp8Cache, KVCache, Place
 from aloft.attention.metadata import AloftAttentionMetadata
 from aloft.errors import UnsupportedFeature
 from aloft.ops import decoder_layer, paged_attention
@@ -73,6 +73,7 @@ class AloftAttentionImpl(AttentionImpl[AloftAttentionMetadata]):
         self.window_left = -1 if sliding_window is None else sliding_window - 1
         self.sinks = sinks
         self.cache_scales: tuple[int8.CacheScales, int8.CacheScales] | None = None  # of an int8 cache
+        self.fp8 = fp8.Fp8Keys(fp8.window()) if kv_cache_dtype in fp8.NAMES else None
         self._fused_serves: dict[torch.dtype, bool] = {}
 
     def forward(  # type: ignore[override]  # the cache is a pair, see aloft.runner.kv
@@ -81,7 +82,7 @@ class AloftAttentionImpl(AttentionImpl[AloftAttentionMetadata]):
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        kv_cache: KVCache,
+        kv_cache: KVCache | Fp8Cache,
         attn_metadata: AloftAttentionMetadata | None,
         output: torch.Tensor,
         output_scale: torch.Tensor | None = None,
@@ -94,15 +95,35 @@ class AloftAttentionImpl(AttentionImpl[AloftAttentionMetadata]):
         if self.kv_sharing_target_layer_name is None and key is not None:
             if self.cache_scales is not None:
                 key, value = (scales.codes(x) for scales, x in zip(self.cache_scales, (key, value), strict=True))
-            _write(key, value, kv_cache, attn_metadata.slot_mapping)
+            place = self.place(kv_cache, attn_metadata, key.dtype)
+            decoder_layer.write_cache(key, value, *place)
+            self.written(place, kv_cache, attn_metadata)
         self.attend(query, kv_cache, attn_metadata, output)
         return output
 
+    def place(self, kv_cache: KVCache | Fp8Cache, metadata: AloftAttentionMetadata, dtype: torch.dtype) -> Place:
+        """Where the step's keys and values, of ``dtype``, are to be written; ``written`` has to be called then."""
+        if self.fp8 is None:
+            return Place(kv_cache.key, kv_cache.value, metadata.slot_mapping)
+        return self.fp8.place(self, kv_cache, metadata, dtype)  # type: ignore[arg-type]
+
+    def written(self, place: Place, kv_cache: KVCache | Fp8Cache, metadata: AloftAttentionMetadata) -> None:
+        """The step's keys and values are where ``place`` said."""
+        if self.fp8 is not None:
+            self.fp8.compress(place, kv_cache, metadata)  # type: ignore[arg-type]
+
     def attend(
-        self, query: torch.Tensor, kv_cache: KVCache, metadata: AloftAttentionMetadata, output: torch.Tensor
+        self,
+        query: torch.Tensor,
+        kv_cache: KVCache | Fp8Cache,
+        metadata: AloftAttentionMetadata,
+        output: torch.Tensor,
     ) -> None:
         """Attention over a cache that holds the step's keys and values already: writes output ``[T, Hq, D]``."""
-        if metadata.captured is not None:
+        if isinstance(kv_cache, Fp8Cache):
+            assert self.fp8 is not None
+            self.fp8.attend(self, query, kv_cache, metadata, output)
+        elif metadata.captured is not None:
             metadata.captured.attend(self, query, kv_cache, metadata, output)
         elif self.fused_serves(query.dtype):
             self._fused(query, kv_cache, metadata, output, metadata.kv_lens)
@@ -207,7 +228,3 @@ class AloftAttentionImpl(AttentionImpl[AloftAttentionMetadata]):
 def _no_lse(device: torch.device) -> torch.Tensor:
     """The place of a log-sum-exp nobody asked for."""
     return torch.empty(1, dtype=torch.float32, device=device)
-
-
-def _write(key: torch.Tensor, value: torch.Tensor, cache: KVCache, slots: torch.Tensor) -> None:
-    decoder_layer.write_cache(key, value, cache.key, cache.value, slots)

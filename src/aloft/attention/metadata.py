@@ -20,7 +20,8 @@ class AloftAttentionMetadata(AttentionMetadata):
     num_tokens: T, tokens of the step. cu_query_lens: running total of query tokens, one entry per sequence, no
     leading 0, last entry T. kv_lens: tokens in the cache per sequence, this step's included. block_table: int32
     ``[B, max_blocks]``. slot_mapping: ``[T]``, block * block_size + offset of each token. Of a decode step being
-    captured also kv_lens_device: kv_lens as int32 ``[B]``, and captured: what attends.
+    captured also kv_lens_device: kv_lens as int32 ``[B]``, and captured: what attends. Of a cache of 8-bit floats also
+    recent: what to know about the cache of its newest tokens, and rows, made when asked for: ``[T]``, 0, 1, 2...
     """
 
     num_tokens: int
@@ -31,6 +32,8 @@ class AloftAttentionMetadata(AttentionMetadata):
     block_size: int
     kv_lens_device: torch.Tensor | None = None
     captured: CapturedAttention | None = None
+    recent: AloftAttentionMetadata | None = None
+    rows: torch.Tensor | None = None
 
 
 class AloftMetadataBuilder(AttentionMetadataBuilder[AloftAttentionMetadata]):

@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ class EvalSettings:
     save: Path | None = None
     quantization: Any = None
     kv_cache_dtype: str = "auto"
+    additional_config: dict[str, Any] = field(default_factory=dict)
     as_json: bool = False
 
 
@@ -49,12 +50,12 @@ def evaluate(model: Path, settings: EvalSettings) -> int:
         if settings.reference is not None and settings.reference.is_file():
             reference = Scores.load(settings.reference)
         kept = None if settings.save is None else _parts(model, settings)
-        scores = _score(model, settings, settings.quantization, settings.kv_cache_dtype, kept)
+        scores = _score(model, settings, _engine(settings), kept)
         if settings.save is not None and kept is not None:
             scores.save(settings.save)
             shutil.rmtree(kept, ignore_errors=True)
         if settings.reference is not None and reference is None:
-            reference = _score(settings.reference, settings, None, "auto")
+            reference = _score(settings.reference, settings, {})
         compared = compare(scores, reference) if reference is not None else None
     except ValueError as error:
         raise UserError(str(error)) from error
@@ -87,17 +88,24 @@ def require_fit(model: Path, window: int, candidates: int) -> None:
         raise UserError(f"--window must be at most {longest - 1} for {model}, whose length is {longest}, not {window}.")
 
 
+def _engine(settings: EvalSettings) -> dict[str, Any]:
+    """What the evaluated model's engine is told beside the model."""
+    return {
+        "quantization": settings.quantization,
+        "kv_cache_dtype": settings.kv_cache_dtype,
+        "additional_config": settings.additional_config,
+    }
+
+
 def _parts(model: Path, settings: EvalSettings) -> Path:
     """Where an interrupted run leaves its scores: another model, or the same one written anew, has another folder."""
     assert settings.save is not None
     files = sorted((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in model.glob("*.*"))
-    said = repr((str(model.resolve()), files, settings.quantization, settings.kv_cache_dtype))
+    said = repr((str(model.resolve()), files, *_engine(settings).values()))
     return settings.save.with_name(f"{settings.save.name}.{hashlib.sha256(said.encode()).hexdigest()[:12]}.parts")
 
 
-def _score(
-    model: Path, settings: EvalSettings, quantization: Any, kv_cache_dtype: Any, kept: Path | None = None
-) -> Any:
+def _score(model: Path, settings: EvalSettings, engine: dict[str, Any], kept: Path | None = None) -> Any:
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     os.environ["VLLM_LOGGING_STREAM"] = "ext://sys.stderr"  # standard output is for the result
@@ -111,8 +119,7 @@ def _score(
         require_fit(model, settings.window, settings.candidates)
         llm = LLM(
             model=str(model),
-            quantization=quantization,
-            kv_cache_dtype=kv_cache_dtype,
+            **engine,
             max_model_len=settings.window + 1,
             max_num_seqs=8,
             max_logprobs=settings.candidates,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+from typing import Any
 
 from aloft import config, limits
 from aloft.cli.errors import UserError
@@ -28,7 +29,7 @@ def check(arguments: list[str]) -> None:
         if name in limits.PARALLEL and value.isdecimal() and int(value) > 1:
             raise UserError(limits.parallel_refusal(name, int(value)))
         if name == "additional_config":
-            _check_additional(value)
+            additional_config(value)
 
 
 def _pairs(arguments: list[str]) -> list[tuple[str, str]]:
@@ -42,7 +43,12 @@ def _pairs(arguments: list[str]) -> list[tuple[str, str]]:
     return pairs
 
 
-def _check_additional(text: str) -> None:
+def additional_config(text: str) -> dict[str, Any]:
+    """What an --additional-config says.
+
+    Raises:
+        UserError: it is no JSON object, or aloft does not understand it.
+    """
     example = """--additional-config '{"num_threads": 2}'"""
     try:
         said = json.loads(text)
@@ -58,3 +64,4 @@ def _check_additional(text: str) -> None:
         raise UserError(f"{error}.") from error
     finally:
         logger.disabled = quiet
+    return said

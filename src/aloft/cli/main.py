@@ -165,15 +165,18 @@ def evaluate(
     save: Annotated[Path | None, typer.Option(help="Where to keep the scores (.npz).")] = None,
     quantization: Annotated[str | None, typer.Option(help="As vllm serve's.")] = None,
     kv_cache_dtype: Annotated[str, typer.Option(help="As vllm serve's.")] = "auto",
+    additional_config: Annotated[str, typer.Option(help="As vllm serve's, a JSON object.")] = "{}",
     json_output: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
 ) -> None:
     """Measure perplexity, next-token accuracy and divergence on a text, through the engine."""
     need_runtime()
+    from aloft.cli import flags
     from aloft.cli.evaluate import EvalSettings
     from aloft.cli.evaluate import evaluate as work
 
+    told = flags.additional_config(additional_config)
     settings = EvalSettings(
-        text, reference, tokens, window, candidates, save, quantization, kv_cache_dtype, json_output
+        text, reference, tokens, window, candidates, save, quantization, kv_cache_dtype, told, json_output
     )
     raise typer.Exit(work(model, settings))
 

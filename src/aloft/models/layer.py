@@ -76,6 +76,7 @@ class FusedDecoderLayer(torch.nn.Module):
         if residual is None and stack is not None and level != "partial" and stack.serves(metadata):
             return stack.run(positions, hidden_states, own, rows)
         cos, sin = parts.rotary.pair_tables(positions, hidden_states)
+        place = impl.place(cache, own, hidden_states.dtype)
         query, total = self._attention_input(
             hidden_states,
             residual,
@@ -86,9 +87,9 @@ class FusedDecoderLayer(torch.nn.Module):
             cos,
             sin,
             not parts.rotary.is_neox_style,
-            cache.key,
-            cache.value,
-            own.slot_mapping,
+            place.key,
+            place.value,
+            place.slots,
             impl.num_heads,
             None if parts.q_norm is None else parts.q_norm.weight,
             None if parts.k_norm is None else parts.k_norm.weight,
@@ -98,6 +99,7 @@ class FusedDecoderLayer(torch.nn.Module):
         )
         if residual is None:
             total = hidden_states
+        impl.written(place, cache, own)
         attended = torch.empty_like(query)
         impl.attend(query, cache, own, attended)
         attended = attended.flatten(1)

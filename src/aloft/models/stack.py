@@ -47,7 +47,9 @@ class DecoderStack:
             (impl.num_heads, impl.num_kv_heads, impl.head_size, impl.scale, impl.soft_cap, impl.sinks is None)
             for impl in (parts.attention.impl for parts in layers)
         }
-        return len(heads) == 1 and first.attention.impl.sinks is None and all(p.rotary is first.rotary for p in layers)
+        if first.attention.impl.sinks is not None or any(p.attention.impl.fp8 is not None for p in layers):
+            return False
+        return len(heads) == 1 and all(p.rotary is first.rotary for p in layers)
 
     def serves(self, metadata: dict[str, Any]) -> bool:
         """Whether this step is one the call can compute: not being captured, one block table for all layers."""

@@ -147,10 +147,14 @@ def fp8_attention(
             decoded(_pages(codes, block_table[b], kv_len), _pages(exponents, block_table[b], kv_len))
             for codes, exponents in ((key_codes, key_exponents), (value_codes, value_exponents))
         ]
+        first = kv_len - (end - begin)
         new = old
         if recent_key is not None and recent_value is not None and recent_table is not None:
             new = [_pages(cache, recent_table[b], kv_len).float() for cache in (recent_key, recent_value)]
-        row = torch.arange(end - begin, device=query.device)[:, None] + (kv_len - (end - begin))
+            new = [_without(x, first - window + 1) for x in new]
+        if window_left >= 0:  # blocks in front may be other sequences' by now, or other types'
+            old = [_without(x, first - window_left) for x in old]
+        row = torch.arange(end - begin, device=query.device)[:, None] + first
         key = torch.arange(kv_len, device=query.device)[None]
         outs.append(_attend(rows * scale, old, new, row, key, window, window_left, soft_cap, sinks).to(query.dtype))
         begin = end
@@ -161,6 +165,11 @@ def _pages(cache: torch.Tensor, table: torch.Tensor, length: int) -> torch.Tenso
     """The first ``length`` tokens of a sequence, ``[length, ...]``."""
     ids = table[: -(-length // cache.shape[1])].long()
     return cache.index_select(0, ids).flatten(0, 1)[:length]
+
+
+def _without(tokens: torch.Tensor, first: int) -> torch.Tensor:
+    """Tokens that no row sees as zeros: whatever they were times a weight of zero shall be zero."""
+    return torch.cat((torch.zeros_like(tokens[: max(first, 0)]), tokens[max(first, 0) :]))
 
 
 def _attend(

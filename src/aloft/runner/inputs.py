@@ -120,8 +120,12 @@ class _Stage:
 class InputBuilder:
     """Turns batch rows and scheduled token counts into StepInputs."""
 
-    def __init__(self, batch: InputBatch, max_num_tokens: int, device: torch.device) -> None:
+    def __init__(
+        self, batch: InputBatch, max_num_tokens: int, device: torch.device, padding_writes: bool = True
+    ) -> None:
+        """padding_writes: the padding of a captured step has slots, in block 0; else they are -1."""
         self.batch = batch
+        self.padding_writes = padding_writes
         self.device = device
         self.tables = batch.block_table.block_tables
         max_reqs = batch.max_num_reqs
@@ -219,7 +223,8 @@ class InputBuilder:
     def build_decode(self, size: int, sampled: SampledTokens, blocks_changed: bool) -> StepInputs:
         """The inputs of a step that computes one token of every row, padded to a captured step of ``size`` rows.
 
-        Padding attends to nothing and writes into block 0, which vLLM gives to nobody.
+        Padding attends to nothing and writes into block 0, which vLLM gives to nobody, or nowhere: block 0 may be read
+        in place of tokens that are no longer kept, and must not be bytes of another type then.
         """
         inputs = self.decode_inputs(size)
         stage = self._next_stage()
@@ -272,7 +277,7 @@ class InputBuilder:
             host.input_ids[count:] = 0
             host.lengths[count:] = 0
             for slots in host.slots:
-                slots[count:] = self.arange[: size - count]
+                slots[count:] = self.arange[: size - count] if self.padding_writes else -1
         finishing = lengths >= batch.num_tokens_no_spec[:count]
         return StepInputs(
             num_reqs=count,

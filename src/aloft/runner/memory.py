@@ -12,6 +12,7 @@ from torch_npu import npu
 from vllm.logger import init_logger
 from vllm.v1.kv_cache_interface import KVCacheSpec
 
+from aloft.attention import fp8
 from aloft.errors import NotEnoughMemory
 from aloft.runtime.capability import memory_is_host_memory
 
@@ -74,6 +75,17 @@ def kv_bytes_per_sequence(specs: dict[str, KVCacheSpec], vllm_config: VllmConfig
     return sum(spec.max_memory_usage_bytes(vllm_config) for spec in specs.values())
 
 
+def bytes_per_block(specs: dict[str, KVCacheSpec]) -> int:
+    """Bytes of one block of vLLM's pool. Layers with blocks of different kinds (a window, another size) take blocks in
+    turn: as many layers at a time as the smaller kind has, or all where that is not much more."""
+    kinds: dict[tuple[object, ...], int] = {}
+    for spec in specs.values():
+        kind = (type(spec), spec.block_size, getattr(spec, "sliding_window", None))
+        kinds[kind] = kinds.get(kind, 0) + spec.page_size_bytes
+    least, most = (choose(kinds.values(), default=0) for choose in (min, max))
+    return most if most < 1.5 * least else least
+
+
 def available_for_kv(
     vllm_config: VllmConfig,
     specs: dict[str, KVCacheSpec],
@@ -91,7 +103,7 @@ def available_for_kv(
     cache = vllm_config.cache_config
     free, total = npu.mem_get_info(device)
     one = kv_bytes_per_sequence(specs, vllm_config)
-    page = sum(spec.page_size_bytes for spec in specs.values())
+    page = bytes_per_block(specs)
     needed = one + page  # and the null block
     if cache.num_gpu_blocks_override is not None:
         count = cache.num_gpu_blocks_override
@@ -114,7 +126,9 @@ def available_for_kv(
     useful = scheduler.max_num_seqs * one + page
     if max_tokens_wanted and specs:
         block = next(iter(specs.values())).block_size
-        useful = min(useful, (-(-max_tokens_wanted // block) + 1) * page)
+        recent = {name: spec for name, spec in specs.items() if name.endswith(fp8.RECENT)}
+        newest = kv_bytes_per_sequence(recent, vllm_config)  # not tokens beyond those wanted
+        useful = min(useful, (-(-max_tokens_wanted // block) + 1) * page + newest)
         if cache.num_gpu_blocks_override is None:
             _require_one_sequence(vllm_config, useful >= one, f"additional_config kv_cache_tokens {max_tokens_wanted}")
     fits_itself = vllm_config.model_config.original_max_model_len == -1 or cache.num_gpu_blocks_override

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -25,12 +25,12 @@ from vllm.v1.worker.gpu_input_batch import InputBatch
 
 from aloft import models
 from aloft.attention import captured
-from aloft.attention.cache import KVCache
 from aloft.attention.captured import CapturedAttention
 from aloft.config import AloftConfig
 from aloft.ops import draw as draw_ops
 from aloft.runner import grammar, kv, sampling, seeds
 from aloft.runner.graphs import DecodeGraph, DecodeGraphs
+from aloft.runner.groups import CacheGroups
 from aloft.runner.inputs import DecodeInputs, InputBuilder, StepInputs
 from aloft.runner.logprobs import PromptLogprobs
 from aloft.runner.output import StepOutput
@@ -65,8 +65,8 @@ class ModelRunner:
         self.sampler = sampling.AloftSampler(self.model_config.logprobs_mode, self.model_config.use_fp64_gumbel)
         self.one_operator = draw_ops.native() and not self.model_config.use_fp64_gumbel
         self.model: Any = None
-        self.kv_caches: dict[str, KVCache] = {}
-        self.groups: list[tuple[Any, list[str]]] = []  # metadata builder and layer names of every KV cache group
+        self.kv_caches: dict[str, kv.Cache] = {}
+        self.groups: CacheGroups | None = None
         self.executed: _Executed | None = None
         self.last: _Executed | None = None  # the last step, if it can go on (_goes_on)
         self.names: tuple[list[str], dict[str, int]] | None = None  # ids of the rows, and the rows of the ids
@@ -95,14 +95,9 @@ class ModelRunner:
         """Allocates and binds the cache, and builds everything that depends on its plan."""
         layers = kv.attention_layers(self.vllm_config)
         shared = self.shared_layers
-        self.kv_caches = kv.allocate(config, self.device)
+        self.kv_caches = kv.allocate(config, self.device, cast(torch.dtype, self.model_config.dtype))
         kv.bind(self.kv_caches, shared, layers)
-        self.groups = []
-        for group in config.kv_cache_groups:
-            names = [*group.layer_names, *(name for name, target in shared.items() if target in group.layer_names)]
-            spec = kv.layer_spec(group.kv_cache_spec, names[0])
-            builder = layers[names[0]].get_attn_backend().get_builder_cls()
-            self.groups.append((builder(spec, names, self.vllm_config, self.device), names))
+        self.groups = CacheGroups(config, shared, layers, self.vllm_config, self.device)
         self._build_batch(config)
 
     def _build_batch(self, config: KVCacheConfig) -> None:
@@ -126,7 +121,8 @@ class ModelRunner:
         )
         prompt_logprobs = PromptLogprobs(model.get_vocab_size(), model.logprobs_mode, self._logits)
         self.requests = Requests(self.batch, self.device, prompt_logprobs, has_custom)
-        self.inputs = InputBuilder(self.batch, self.max_num_tokens, self.device)
+        layers = kv.attention_layers(self.vllm_config)
+        self.inputs = InputBuilder(self.batch, self.max_num_tokens, self.device, not kv.has_fp8(layers))
         self.stream = npu.current_stream()
         self.copies = TokenCopies(self.max_num_reqs, self.stream)
         sizes = self.vllm_config.compilation_config.cudagraph_capture_sizes
@@ -135,7 +131,7 @@ class ModelRunner:
                 sizes,
                 self.max_num_reqs,
                 min(spec.block_size for spec in specs),
-                captured.chosen(self.config.graph_attention, kv.has_int8(kv.attention_layers(self.vllm_config))),
+                captured.chosen(self.config.graph_attention, kv.has_int8(layers), kv.has_fp8(layers)),
                 self.inputs.decode_inputs,
                 self._run_captured,
                 self.inputs.closed_stage,
@@ -192,17 +188,17 @@ class ModelRunner:
         ids, positions, common = self.inputs.dummy(count)
         hidden = self._forward_with(ids, positions, common)
         sampling.greedy(self._logits(hidden[-1:]))
+        if not self.inputs.padding_writes:
+            kv.zero_blocks(self.kv_caches.values(), [0], self.device)
         npu.synchronize(self.device)
 
     def _forward_with(
         self, input_ids: torch.Tensor, positions: torch.Tensor, common: list[CommonAttentionMetadata]
     ) -> torch.Tensor:
         """The model's hidden states, with the metadata of every KV cache group."""
-        metadata: dict[str, Any] = {}
-        slots: dict[str, torch.Tensor] = {}
-        for (builder, names), each in zip(self.groups, common, strict=True):
-            metadata.update(dict.fromkeys(names, builder.build(0, each)))
-            slots.update(dict.fromkeys(names, each.slot_mapping))
+        assert self.groups is not None
+        metadata = self.groups.metadata(lambda builder, group: builder.build(0, common[group]))
+        slots = self.groups.slots(metadata)
         with set_forward_context(metadata, self.vllm_config, num_tokens=len(input_ids), slot_mapping=slots):
             return self._forward(input_ids, positions)
 
@@ -239,12 +235,13 @@ class ModelRunner:
 
     def _run_captured(self, inputs: DecodeInputs, attention: CapturedAttention) -> tuple[torch.Tensor, torch.Tensor]:
         """The model over a decode step that is being captured: hidden states and logits of every row."""
-        metadata: dict[str, Any] = {}
-        slots: dict[str, torch.Tensor] = {}
-        for (builder, names), table, slot in zip(self.groups, inputs.block_tables, inputs.slots, strict=True):
-            built = builder.build_captured(attention, inputs.lengths, table, slot)
-            metadata.update(dict.fromkeys(names, built))
-            slots.update(dict.fromkeys(names, slot))
+        assert self.groups is not None
+        metadata = self.groups.metadata(
+            lambda builder, group: builder.build_captured(
+                attention, inputs.lengths, inputs.block_tables[group], inputs.slots[group]
+            )
+        )
+        slots = self.groups.slots(metadata)
         with set_forward_context(metadata, self.vllm_config, num_tokens=inputs.size, slot_mapping=slots):
             hidden = self._forward(inputs.input_ids, inputs.positions)
         return hidden, self._logits(hidden)
@@ -360,7 +357,7 @@ class ModelRunner:
             self.graphs.clear()
             self.graphs = None
         self.kv_caches = {}
-        self.groups = []
+        self.groups = None
         self.model = None
         self.executed = self.last = None
         npu.empty_cache()

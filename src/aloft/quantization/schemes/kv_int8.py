@@ -24,6 +24,11 @@ class KvInt8(BaseKVCacheMethod):
         self.name = name
 
     def create_weights(self, layer: Any) -> None:
+        if layer.impl.fp8 is not None:
+            raise ValueError(
+                f"{self.name}: the checkpoint keeps its KV cache in int8: --kv-cache-dtype must be auto, "
+                f"not {layer.kv_cache_dtype}."
+            )
         size = layer.num_kv_heads * layer.head_size
         for name in _NAMES:
             start = torch.zeros(size) if name.endswith("offset") else torch.full((size,), float("nan"))
