@@ -1,8 +1,8 @@
 """What the machine allows: read bandwidth and arithmetic peaks (programs in roofline/), and the time they leave a step.
 
 A step cannot be faster than reading its bytes (every weight once, the tied embedding counted once, as the output
-matrix; keys and values of the context) nor than its multiply-adds at the peak rate of float32 FMA. Products on bf16 or
-int8 units (AVX512-BF16, VNNI, AMX) have higher peaks, measured beside it: with them a share may exceed one.
+matrix; keys and values of the context) nor than its multiply-adds at the peak rate of the unit they run on: float32
+FMA, or what the processor has for bf16 (AVX512-BF16, AMX) and for int8 with exact sums (VNNI, AMX).
 """
 
 from __future__ import annotations
@@ -11,13 +11,20 @@ import json
 import statistics
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from engines import HEAD8
+
 HERE = Path(__file__).resolve().parent
 PROGRAMS = HERE.parent / "build" / "roofline"
-WEIGHT_BYTES = {"16-bit": 2.0, "fp32": 4.0, "8-bit": 34 / 32, "4-bit": 18 / 32}  # scales of blocks of 32 included
+#: the fastest first
+UNITS = {
+    "fma": ("fma_fp32_avx512", "fma_fp32_avx2"),
+    "bf16": ("bf16_amx", "bf16_avx512", "fma_fp32_avx512", "fma_fp32_avx2"),
+    "int8": ("int8_exact_amx", "int8_exact_vnni", "int8_exact_avx2"),
+}
 
 
 def build() -> None:
@@ -65,6 +72,53 @@ class Roofline:
         """Floating-point operations per second of float32 FMA at the widest vectors."""
         return 1e9 * max(self.best("fma_fp32_avx2"), self.best("fma_fp32_avx512"))
 
+    def peak(self, kind: str) -> float:
+        """Operations per second of a kind of UNITS, on the fastest unit that was measured."""
+        return 1e9 * max((self.best(name) for name in UNITS[kind]), default=0.0)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a form of the weights costs. layer, head: bytes of a weight of the layers, and of the output matrix."""
+
+    layer: float = 2.0
+    head: float = 2.0
+    cache: int = 2  # bytes of a key's or value's element
+    unit: str = "bf16"  # of the layers' products; see UNITS
+    other: str = "bf16"  # of attention and the output matrix
+
+    @staticmethod
+    def of(weights: str, layer: float | None = None) -> Cost:
+        """Of an aloft engine's weights, such as `w8a8-dynamic-head8`; `layer` as measured in the checkpoint."""
+        if weights == "fp32":
+            return Cost(4.0, 4.0, 4, "fma", "fma")
+        base = weights.removesuffix(HEAD8)
+        bits = {"w8": 8, "w4": 4}.get(base[:2], 16)
+        unit = "int8" if base[2:4] == "a8" else "bf16"
+        return Cost(bits / 8 if layer is None else layer, 1.0 if base != weights else 2.0, unit=unit)
+
+
+@dataclass(frozen=True)
+class Least:
+    """Seconds a step cannot go below. what: "memory", or the kind of unit that is the limit."""
+
+    seconds: float = 0.0
+    what: str = ""
+    reading: float = 0.0
+    parts: dict[str, float] = field(default_factory=dict)
+
+
+def stored_layer_bytes(folder: Path) -> float:
+    """Bytes of the layers' tensors in a checkpoint folder."""
+    total = 0
+    for file in folder.glob("*.safetensors"):
+        with file.open("rb") as stream:
+            header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+        for name, entry in header.items():
+            if ".layers." in name:
+                total += entry["data_offsets"][1] - entry["data_offsets"][0]
+    return float(total)
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -101,20 +155,25 @@ class Shape:
         """Bytes of the keys and values of one token, `value` bytes each."""
         return self.layers * 2 * self.kv_heads * self.head_dim * value
 
-    def decode_bound(self, precision: str, batch: int, context: int, roof: Roofline) -> float:
-        """Seconds of a decode step of `batch` sequences with `context` tokens each."""
-        weights = self.layer_weights + self.output_weights
-        cache = batch * context * self.cache_bytes(4 if precision == "fp32" else 2)
+    def decode_bound(self, cost: Cost, batch: int, context: int, roof: Roofline) -> Least:
+        """Of a decode step of `batch` sequences with `context` tokens each."""
+        cache = batch * context * self.cache_bytes(cost.cache)
         attention = 4 * batch * context * self.layers * self.heads * self.head_dim
-        return self._bound(weights * WEIGHT_BYTES[precision] + cache, 2 * weights * batch + attention, roof)
+        return self._bound(cost, cache, batch, 2 * self.output_weights * batch + attention, roof)
 
-    def prefill_bound(self, precision: str, tokens: int, roof: Roofline) -> float:
-        """Seconds of one prompt of `tokens`; only its last token needs the output matrix."""
+    def prefill_bound(self, cost: Cost, tokens: int, roof: Roofline) -> Least:
+        """Of one prompt of `tokens`; only its last token needs the output matrix."""
         attention = 2 * tokens * tokens * self.layers * self.heads * self.head_dim  # the causal half
-        work = 2 * self.layer_weights * tokens + 2 * self.output_weights + attention
-        return self._bound((self.layer_weights + self.output_weights) * WEIGHT_BYTES[precision], work, roof)
+        return self._bound(cost, 0, tokens, 2 * self.output_weights + attention, roof)
 
-    def _bound(self, read: float, operations: float, roof: Roofline) -> float:
-        if not roof.bandwidth or not roof.fma:
-            return 0.0
-        return max(read / roof.bandwidth, operations / roof.fma)
+    def _bound(self, cost: Cost, cache: int, rows: int, other: float, roof: Roofline) -> Least:
+        work = {cost.unit: 2.0 * self.layer_weights * rows}
+        work[cost.other] = work.get(cost.other, 0.0) + other
+        peaks = {kind: roof.peak(kind) for kind in work}
+        if not roof.bandwidth or not all(peaks.values()):
+            return Least()
+        reading = (self.layer_weights * cost.layer + self.output_weights * cost.head + cache) / roof.bandwidth
+        parts = {kind: operations / peaks[kind] for kind, operations in work.items()}
+        computing = sum(parts.values())
+        what = "memory" if reading >= computing else max(parts, key=lambda kind: parts[kind])
+        return Least(max(reading, computing), what, reading, parts)

@@ -1,8 +1,9 @@
 """Files of the measured models, in the cache: one Hugging Face folder, and the forms other engines read, made from it.
 
-`SmolLM2-135M` is the demo model. `Qwen3-0.6B-shape` has that model's dimensions and random weights (fixed seed): its
-speed is that of the real one, its text is noise. GGUF files hold the very weights of the folder in bfloat16, float16
-or float32; 8- and 4-bit files are quantized from the float32 one by llama.cpp itself (engines/llama_cpp.py).
+`SmolLM2-135M` is the demo model. `Qwen3-0.6B-shape` and `Llama-1B-shape` have the dimensions of Qwen3-0.6B and
+Llama 3.2 1B and random weights (fixed seed): their speed is that of the real ones, their text is noise. GGUF files hold
+the very weights of the folder in bfloat16, float16 or float32; 8- and 4-bit files are quantized from the float16 one by
+llama.cpp itself (engines/llama_cpp.py).
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-NAMES = ("SmolLM2-135M", "Qwen3-0.6B-shape")
-VOCABULARY = {"SmolLM2-135M": 49_152, "Qwen3-0.6B-shape": 151_936}
+NAMES = ("SmolLM2-135M", "Qwen3-0.6B-shape", "Llama-1B-shape")
+VOCABULARY = {"SmolLM2-135M": 49_152, "Qwen3-0.6B-shape": 151_936, "Llama-1B-shape": 128_256}
 GGUF_PLAIN = ("bf16", "f16", "f32")
 SEED = 20_260
 # Part of the names of GGUF files: another one when `write_gguf` writes something else for a model.
-REVISION = {"SmolLM2-135M": "", "Qwen3-0.6B-shape": "-r2"}
+REVISION = {"SmolLM2-135M": "", "Qwen3-0.6B-shape": "-r2", "Llama-1B-shape": ""}
 QWEN3_06B = {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
@@ -51,6 +52,33 @@ QWEN3_06B = {
     "eos_token_id": 151645,
     "use_cache": True,
 }
+LLAMA_1B = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "torch_dtype": "bfloat16",
+    "dtype": "bfloat16",
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "rope_scaling": None,
+    "vocab_size": 128256,
+    "tie_word_embeddings": True,
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "mlp_bias": False,
+    "initializer_range": 0.02,
+    "bos_token_id": 128000,
+    "eos_token_id": 128009,
+    "use_cache": True,
+}
+RANDOM = {"Qwen3-0.6B-shape": QWEN3_06B, "Llama-1B-shape": LLAMA_1B}
 
 
 def cache_folder() -> Path:
@@ -69,8 +97,8 @@ def folder(name: str) -> Path:
         from aloft.cli.demo_model import ensure
 
         return ensure()
-    if name == "Qwen3-0.6B-shape":
-        return made(cache_folder() / f"Qwen3-0.6B-shape-s{SEED}", make_qwen3)
+    if name in RANDOM:
+        return made(cache_folder() / f"{name}-s{SEED}", lambda target: make_random(target, RANDOM[name]))
     raise ValueError(f"there is no model {name!r}; valid: {', '.join(NAMES)}")
 
 
@@ -86,7 +114,7 @@ def gguf(name: str, kind: str) -> Path:
 
 def quantized(name: str, kind: str, quantize: Callable[[Path, Path, str], None]) -> Path:
     """The model as a quantized GGUF file (`q8_0`, `q4_0`), made by `quantize(source, target, kind)` where missing."""
-    source = gguf(name, "f32")
+    source = gguf(name, "f16")
     return made(cache_folder() / f"{name}{REVISION[name]}-{kind}.gguf", lambda target: quantize(source, target, kind))
 
 
@@ -115,12 +143,11 @@ def made(target: Path, make: Callable[[Path], None]) -> Path:
     return target
 
 
-def make_qwen3(target: Path) -> None:
-    """Random weights in the shape of Qwen3-0.6B: every projection keeps the size of what it is given."""
+def make_random(target: Path, config: dict[str, Any]) -> None:
+    """Random weights in a model's shape: every projection keeps the size of what it is given."""
     import torch
     from safetensors.torch import save_file
 
-    config = QWEN3_06B
     generator = torch.Generator().manual_seed(SEED)
     hidden, inner, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     query, key = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
@@ -141,8 +168,6 @@ def make_qwen3(target: Path) -> None:
         tensors |= {
             base + "input_layernorm.weight": ones(hidden),
             base + "post_attention_layernorm.weight": ones(hidden),
-            base + "self_attn.q_norm.weight": ones(head),
-            base + "self_attn.k_norm.weight": ones(head),
             base + "self_attn.q_proj.weight": random(query, hidden),
             base + "self_attn.k_proj.weight": random(key, hidden),
             base + "self_attn.v_proj.weight": random(key, hidden),
@@ -151,6 +176,8 @@ def make_qwen3(target: Path) -> None:
             base + "mlp.up_proj.weight": random(inner, hidden),
             base + "mlp.down_proj.weight": random(hidden, inner),
         }
+        if config["model_type"] == "qwen3":
+            tensors |= {base + f"self_attn.{part}_norm.weight": ones(head) for part in "qk"}
     target.mkdir()
     save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
     (target / "config.json").write_text(json.dumps(config, indent=1) + "\n")
@@ -243,13 +270,14 @@ def add_tokenizer(writer: Any, source: Path, name: str) -> None:
     OpenVINO refuses a file without; prompts are token ids everywhere.
     """
     if name != "SmolLM2-135M":
+        config = RANDOM[name]
         writer.add_tokenizer_model("gpt2")
-        writer.add_tokenizer_pre("qwen2")
+        writer.add_tokenizer_pre("qwen2" if config["model_type"] == "qwen3" else "llama-bpe")
         writer.add_token_list([f"t{number}" for number in range(VOCABULARY[name])])
         writer.add_token_types([1] * VOCABULARY[name])
         writer.add_token_merges(["t 1"])
-        writer.add_bos_token_id(QWEN3_06B["bos_token_id"])
-        writer.add_eos_token_id(QWEN3_06B["eos_token_id"])
+        writer.add_bos_token_id(config["bos_token_id"])
+        writer.add_eos_token_id(config["eos_token_id"])
         writer.add_add_bos_token(False)
         return
     import gguf as format

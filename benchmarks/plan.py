@@ -71,7 +71,7 @@ def full() -> Plan:
     everything = _decode((1, 8, 32), 32) + _decode((1, 8, 32), 1024) + _decode((1,), 4096)
     narrow = _decode((1, 8, 32), 32) + _decode((1, 8), 1024) + _decode((1,), 4096)
     short = _decode((1, 8, 32), 32)
-    smol, qwen = "SmolLM2-135M", "Qwen3-0.6B-shape"
+    smol, qwen, llama = "SmolLM2-135M", "Qwen3-0.6B-shape", "Llama-1B-shape"
     sessions = [
         Session(smol, "16-bit", (128, 512, 2048), everything, starts=3),
         Session(smol, "fp32", (512,), short + _decode((1,), 1024)),
@@ -80,6 +80,8 @@ def full() -> Plan:
         Session(qwen, "16-bit", (128, 512, 2048), narrow, rounds=3),
         Session(qwen, "8-bit", (512,), short, rounds=3),
         Session(qwen, "4-bit", (512,), short, rounds=3),
+        Session(llama, "8-bit", (512,), short, rounds=3),
+        Session(llama, "4-bit", (512,), short, rounds=3),
     ]
     return Plan([_with_kinds(session, CLASSES[session.precision]) for session in sessions])
 

@@ -4,7 +4,9 @@ rows:   {figure, model, engine, precision, batch, prompt, value, unit} and weigh
         min, max; value is the median
 ratios: {figure, model, precision, batch, prompt, aloft, best_peer, best_peer_value, ratio, bound_share}; a ratio above
         1 means that aloft is ahead, also where less is better; bound_share is the time the machine's limits leave (see
-        bounds.py) over the time aloft takes
+        bounds.py) over the time aloft takes. Beside them: weights (aloft's; where a class has several forms each has a
+        line, the best of a figure first), bound (memory, or the unit of the products), fma_share (of the float32 FMA
+        peak alone), peers (the value of every other engine)
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import statistics
 from collections.abc import Iterable
 from typing import Any
 
-from bounds import Roofline, Shape
+from bounds import Cost, Roofline, Shape
 from engines import Kind
 from plan import Session
 
@@ -49,8 +51,16 @@ class Samples:
         ]  # fmt: skip
 
 
-def ratios(rows: Iterable[Row], shapes: dict[str, Shape], roof: Roofline) -> list[Row]:
-    """aloft against the best other engine, for every figure that both have."""
+def ratios(
+    rows: Iterable[Row],
+    shapes: dict[str, Shape],
+    roof: Roofline,
+    layer_bytes: dict[tuple[str, str], float] | None = None,
+) -> list[Row]:
+    """aloft against the best other engine, for every figure that both have.
+
+    layer_bytes: (model, aloft's weights) -> bytes of a weight of the layers as stored, where it is known.
+    """
     groups: dict[tuple[str, str, str, int, int], list[Row]] = {}
     for entry in rows:
         if entry["figure"] in COMPARED:
@@ -59,26 +69,40 @@ def ratios(rows: Iterable[Row], shapes: dict[str, Shape], roof: Roofline) -> lis
     found = []
     for (figure, model, precision, batch, prompt), entries in groups.items():
         less = entries[0]["unit"] in LESS_IS_BETTER
-        best = min if less else max
         mine = [entry for entry in entries if entry["engine"] == "aloft"]
         peers = [entry for entry in entries if entry["engine"] != "aloft"]
-        if not mine:
-            continue
-        own = best(entry["value"] for entry in mine)
-        line: Row = {"figure": figure, "model": model, "precision": precision, "batch": batch, "prompt": prompt}
-        line |= {"aloft": own, "best_peer": None, "best_peer_value": None, "ratio": None, "bound_share": None}
-        if peers:
-            peer = best(peers, key=lambda entry: entry["value"])
-            line["best_peer"] = f"{peer['engine']} {peer.get('weights', '')}".strip()
-            line["best_peer_value"] = peer["value"]
-            line["ratio"] = peer["value"] / own if less else own / peer["value"]
-        if model in shapes and figure in ("decode", "prefill"):
-            shape = shapes[model]
-            if figure == "decode":
-                least, taken = shape.decode_bound(precision, batch, prompt, roof), batch / own
-            else:
-                least, taken = shape.prefill_bound(precision, prompt, roof), prompt / own
-            line["bound_share"] = least / taken if least else None
-        line["unit"] = entries[0]["unit"]
-        found.append(line)
+        peers = sorted(peers, key=lambda entry: entry["value"], reverse=not less)
+        for entry in sorted(mine, key=lambda entry: entry["value"], reverse=not less):
+            weights, own = entry.get("weights", ""), entry["value"]
+            line: Row = {"figure": figure, "model": model, "precision": precision, "batch": batch, "prompt": prompt}
+            line |= {"aloft": own, "best_peer": None, "best_peer_value": None, "ratio": None, "bound_share": None}
+            line |= {"weights": weights, "peers": {_name(peer): peer["value"] for peer in peers}}
+            if peers:
+                value = peers[0]["value"]
+                line |= {"best_peer": _name(peers[0]), "best_peer_value": value}
+                line["ratio"] = value / own if less else own / value
+            if model in shapes and figure in ("decode", "prefill"):
+                line |= _bound(line, shapes[model], Cost.of(weights, (layer_bytes or {}).get((model, weights))), roof)
+            line["unit"] = entry["unit"]
+            found.append(line)
     return found
+
+
+def _name(entry: Row) -> str:
+    return f"{entry['engine']} {entry.get('weights', '')}".strip()
+
+
+def _bound(line: Row, shape: Shape, cost: Cost, roof: Roofline) -> Row:
+    rows = line["batch"] if line["figure"] == "decode" else line["prompt"]
+    taken = rows / line["aloft"]
+    least = (
+        shape.decode_bound(cost, rows, line["prompt"], roof)
+        if line["figure"] == "decode"
+        else shape.prefill_bound(cost, rows, roof)
+    )
+    work = sum(seconds * roof.peak(kind) for kind, seconds in least.parts.items())
+    return {
+        "bound_share": least.seconds / taken if least.seconds else None,
+        "bound": least.what,
+        "fma_share": work / roof.fma / taken if roof.fma and work else None,
+    }

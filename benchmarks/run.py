@@ -78,6 +78,11 @@ def main() -> None:
     parser.add_argument("--figures", help="such as prefill,decode-1-32")
     parser.add_argument("--rounds", type=int, help="samples of each figure; engines are started once")
     parser.add_argument("--only-engines", action="store_true", help="leave out imports, route and servers")
+    parser.add_argument(
+        "--guard",
+        help="a command that runs while engines are measured at a figure, which begins when it prints a line; starts "
+        "are not measured then",
+    )
     parser.add_argument("--out", type=Path, help="one JSON file to write instead of those in benchmarks/results")
     args = parser.parse_args()
     plan = chosen(plans.quick() if args.quick else plans.full(), args)
@@ -95,15 +100,17 @@ def main() -> None:
         "threads": workers.THREADS,
     }
     samples = Samples()
-    shapes, missing, agreement = {}, {}, {}
+    shapes, missing, agreement, memory = {}, {}, {}, {}
+    layer_bytes: dict[tuple[str, str], float] = {}
     logs = Path(tempfile.mkdtemp(prefix="aloft-bench-"))
     say("logs of the engines:", logs)
     for session in plan.sessions:
-        sitting = Sitting(session, samples, roof, logs)
+        sitting = Sitting(session, samples, roof, logs, args.guard)
         sitting.run()
         shapes[session.model] = sitting.shape()
         title = f"{session.model} {session.precision}"
-        missing[title], agreement[title] = sitting.missing, sitting.agreement
+        missing[title], agreement[title], memory[title] = sitting.missing, sitting.agreement, sitting.memory
+        layer_bytes |= sitting.layer_bytes
     rows = samples.rows()
     if not args.only_engines:
         rows += measure("imports", repeats=plan.import_repeats)
@@ -118,8 +125,10 @@ def main() -> None:
         "roofline": limits,
         "missing": {title: found for title, found in missing.items() if found},
         "agreement": agreement,
+        "memory_mib": memory,
+        "layer_bytes": {f"{model} {weights}": each for (model, weights), each in layer_bytes.items()},
         "rows": rows,
-        "ratios": ratios(rows, shapes, roof),
+        "ratios": ratios(rows, shapes, roof, layer_bytes),
     }
     report["seconds"] = round(time.monotonic() - started)
     write(report, args.out, now)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import random
+import shlex
+import signal
+import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import models
 import workers
-from bounds import Roofline, Shape
-from engines import HEAD8, Kind
+from bounds import Roofline, Shape, stored_layer_bytes
+from engines import HEAD8, REPACKED, Kind
 from plan import PREFILL_SAMPLES, WARM_BATCH_LENGTH, WARM_PREFILLS, WARM_STEPS, Decode, Session
 from results import Samples
 
@@ -30,7 +34,10 @@ def say(*words: object) -> None:
 class Sitting:
     """A session while it is measured."""
 
-    def __init__(self, session: Session, samples: Samples, roof: Roofline, logs: Path) -> None:
+    def __init__(
+        self, session: Session, samples: Samples, roof: Roofline, logs: Path, guard: str | None = None
+    ) -> None:
+        self.guard = guard
         self.session = session
         self.samples = samples
         self.roof = roof
@@ -38,6 +45,9 @@ class Sitting:
         self.workers: dict[Kind, workers.Worker] = {}
         self.missing: dict[str, str] = {}
         self.agreement: dict[str, Any] = {}
+        self.memory: dict[str, dict[str, float]] = {}
+        self.layer_bytes: dict[tuple[str, str], float] = {}
+        self._alone: set[Kind] = set()  # engines that take one token at a time
         self._random = random.Random(session.model)
         self._turn = 0
 
@@ -51,13 +61,34 @@ class Sitting:
                     self._start(kind, stack, keep=last)
             self._agree()
             for length in session.prefill:
-                self._prefill(length)
+                with self._around():
+                    self._prefill(length)
             for case in session.decode:
-                self._decode(case)
+                with self._around():
+                    self._decode(case)
             for kind in list(self.workers):
-                self._ask(
-                    kind, "memory", lambda kind, answer: self._note(kind, "peak_memory", answer["peak_mib"], "MiB")
-                )
+                self._ask(kind, "memory", self._note_memory)
+
+    def _note_memory(self, kind: Kind, answer: dict[str, Any]) -> None:
+        self._note(kind, "peak_memory", answer["peak_mib"], "MiB")
+        self.memory[f"{kind.engine} {kind.precision}"] = answer["parts"]
+
+    @contextmanager
+    def _around(self) -> Iterator[None]:
+        """The guard runs inside the block, which begins when it has printed a line."""
+        if self.guard is None:
+            yield
+            return
+        guard = subprocess.Popen(shlex.split(self.guard), stdout=subprocess.PIPE, process_group=0)
+        assert guard.stdout
+        try:
+            guard.stdout.readline()
+            yield
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(guard.pid, signal.SIGTERM)
+            guard.wait()
+            guard.stdout.close()
 
     def _start(self, kind: Kind, stack: ExitStack, keep: bool) -> None:
         session = self.session
@@ -73,6 +104,8 @@ class Sitting:
         try:
             path = self._file(kind)
             imports = worker.ask("import_engine")["seconds"]
+            if kind.precision.endswith(REPACKED):
+                self._probe(kind, worker, str(path))
             sizes = {"max_batch": session.max_batch, "max_length": session.max_length, "threads": workers.THREADS}
             rest = worker.ask("load", model=str(path), precision=kind.precision, **sizes)["seconds"]
             warm = time.perf_counter()
@@ -85,14 +118,34 @@ class Sitting:
             say(name, "cannot be measured:", error)
             worker.close()
             return
-        self._note(kind, "engine_imports", imports, "s")
-        self._note(kind, "engine_start", rest, "s")
-        self._note(kind, "engine_first_use", warm, "s")
+        if kind.engine == "aloft" and kind.form == "aloft":
+            each = stored_layer_bytes(path) / self.shape().layer_weights
+            self.layer_bytes[session.model, kind.precision] = each
+        if self.guard is None:  # the starts are not guarded
+            self._note(kind, "engine_imports", imports, "s")
+            self._note(kind, "engine_start", rest, "s")
+            self._note(kind, "engine_first_use", warm, "s")
         if keep:
             stack.enter_context(worker)
             self.workers[kind] = worker
         else:
             worker.close()
+
+    def _probe(self, kind: Kind, worker: workers.Worker, path: str) -> None:
+        """Whether the engine survives two tokens at once, tried in a process that may die of it."""
+        name = f"{kind.engine} {kind.precision}"
+        with workers.Worker(kind, self.logs / f"probe-{kind.engine}-{kind.precision}.log") as probe:
+            try:
+                probe.ask("import_engine")
+                probe.ask("extra", what="whole_batches")
+                probe.ask("load", model=path, precision=kind.precision, max_batch=1, max_length=64, threads=1)
+                probe.ask("begin", prompts=[[101, 102]])
+            except workers.WorkerFailed as error:
+                say(name, "takes one token at a time:", error)
+                self.missing[f"{name}, more than one token at once"] = f"{error}; measured at batch 1 only"
+                self._alone.add(kind)
+                return
+        worker.ask("extra", what="whole_batches")
 
     def _file(self, kind: Kind) -> Path:
         if kind.form == "folder":
@@ -101,7 +154,7 @@ class Sitting:
             return models.aloft_quantized(self.session.model, kind.precision.removesuffix(HEAD8))
         if kind.precision in models.GGUF_PLAIN:
             return models.gguf(self.session.model, kind.precision)
-        return models.quantized(self.session.model, kind.precision, workers.quantize)
+        return models.quantized(self.session.model, kind.precision.removesuffix(REPACKED), workers.quantize)
 
     def _prompts(self, batch: int, length: int) -> list[list[int]]:
         most = models.VOCABULARY[self.session.model] - 1000  # special tokens lie at both ends
@@ -123,10 +176,10 @@ class Sitting:
             worker.close()
             del self.workers[kind]
 
-    def _order(self) -> list[Kind]:
-        """Who is measured in which order: another one begins each round."""
+    def _order(self, rows: int) -> list[Kind]:
+        """Who is measured with so many tokens at once in which order: another one begins each round."""
         self._turn += 1
-        kinds = [kind for kind in self.session.kinds if kind in self.workers]
+        kinds = [k for k in self.session.kinds if k in self.workers and (rows == 1 or k not in self._alone)]
         shift = self._turn % max(1, len(kinds))
         return kinds[shift:] + kinds[:shift]
 
@@ -160,7 +213,7 @@ class Sitting:
             # Prompts of a turn are the same for every engine, and no two of them alike: nothing is in a prefix cache.
             prompts = [self._prompts(1, length) for _ in range(WARM_PREFILLS + PREFILL_SAMPLES)]
             self.roof.sample(arithmetic=number == 0)
-            for kind in self._order():
+            for kind in self._order(length):
                 for place, prompt in enumerate(prompts):
                     self._ask(kind, "begin", _nothing if place < WARM_PREFILLS else note, prompts=prompt)
                     self._ask(kind, "end", _nothing)
@@ -181,14 +234,14 @@ class Sitting:
 
         # As many sequences, but short ones: some engines take half a minute for the long.
         warm_up = self._prompts(case.batch, min(case.prompt, WARM_BATCH_LENGTH))
-        for kind in self._order():
+        for kind in self._order(case.batch):
             self._ask(kind, "begin", _nothing, prompts=warm_up)
             self._ask(kind, "end", _nothing)
             self._ask(kind, "begin", whole, prompts=prompts)
             self._ask(kind, "decode", _nothing, steps=4)
         for _ in range(self.session.rounds):
             self.roof.sample()
-            for kind in self._order():
+            for kind in self._order(case.batch):
                 self._ask(kind, "decode", _nothing, steps=WARM_STEPS)  # another engine's weights are in the caches
                 self._ask(kind, "decode", note, steps=case.steps)
         for kind in list(self.workers):

@@ -45,9 +45,12 @@ def comparison(report: Row, lines: list[Row]) -> list[str]:
     ]
     for line in lines:
         peer = line["best_peer"] or "none"
+        class_ = line["precision"]
+        if class_ in ("8-bit", "4-bit") and line.get("weights"):
+            class_ += f": {line['weights']}"
         ratio = "" if line["ratio"] is None else f"{line['ratio']:.2f}"
         out.append(
-            f"| {line['model']} | {line['precision']} | {what(line)} | {number(line['aloft'])} {line['unit']} | "
+            f"| {line['model']} | {class_} | {what(line)} | {number(line['aloft'])} {line['unit']} | "
             f"{number(line['best_peer_value'])} | {peer} | {ratio} | {share(line['bound_share'])} |"
         )
     return out

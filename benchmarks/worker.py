@@ -36,6 +36,37 @@ def peak_memory() -> dict[str, float]:
     return {"peak_mib": peak, "now_mib": now}
 
 
+def memory_parts() -> dict[str, float]:
+    """MiB this process holds now, by what it is: its own pages (huge ones apart), mapped files by their kind."""
+    parts: dict[str, float] = {}
+    kind, size = "", 0.0
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        key, _, rest = line.partition(":")
+        if " " in key or "-" in key:  # the head of a mapping
+            words = line.split(maxsplit=5)
+            name = words[5] if len(words) > 5 else ""
+            kind = _kind(name)
+        elif key == "Rss":
+            size = int(rest.split()[0]) / 1024
+            parts[kind] = parts.get(kind, 0.0) + size
+        elif key == "AnonHugePages":
+            huge = int(rest.split()[0]) / 1024
+            parts["of these in huge pages"] = parts.get("of these in huge pages", 0.0) + huge
+    return {name: round(value, 1) for name, value in parts.items() if value >= 0.05}
+
+
+def _kind(name: str) -> str:
+    if "memfd:" in name:
+        return "device memory in a file"
+    if ".so" in name:
+        return "libraries"
+    if name.endswith((".gguf", ".safetensors", ".bin")):
+        return "model files"
+    if name.startswith("/"):
+        return "other files"
+    return name if name in ("[heap]", "[stack]") else "anonymous"
+
+
 class Worker:
     """Answers calls; each method's answer is a dictionary."""
 
@@ -76,7 +107,7 @@ class Worker:
 
     def memory(self) -> dict[str, Any]:
         """Memory so far."""
-        return dict(peak_memory())
+        return {**peak_memory(), "parts": memory_parts()}
 
     def extra(self, what: str, **arguments: Any) -> dict[str, Any]:
         """A function of the engine's module that only it has."""

@@ -108,8 +108,10 @@ class Worker:
         except (BrokenPipeError, ConnectionResetError):
             line = b""
         if not line:
+            status = process.wait()
+            how = f" ({signal.Signals(-status).name})" if status < 0 else ""
             raise WorkerFailed(
-                f"the process of {self.kind.engine} ended with status {process.wait()}: {self.last_words()}"
+                f"the process of {self.kind.engine} ended with status {status}{how}: {self.last_words()}"
             )
         answer = json.loads(line)
         if "error" in answer:
@@ -138,7 +140,7 @@ class Worker:
 
     def last_words(self) -> str:
         """The last line of the log that is not empty."""
-        lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+        lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines() if line.strip(" .\n")]
         return lines[-1][:300] if lines else "nothing in its log"
 
     def _signal(self, number: signal.Signals) -> None:

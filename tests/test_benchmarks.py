@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -17,7 +18,7 @@ import plan  # noqa: E402
 import session  # noqa: E402
 import table  # noqa: E402
 import workers  # noqa: E402
-from bounds import Roofline, Shape  # noqa: E402
+from bounds import Cost, Roofline, Shape, stored_layer_bytes  # noqa: E402
 from engines import CLASSES, Kind  # noqa: E402
 from results import Samples, ratios  # noqa: E402
 
@@ -33,6 +34,8 @@ def roofline() -> Roofline:
         ("read_bandwidth_huge", "GB/s"): [20.0],
         ("fma_fp32_avx2", "GFLOP/s"): [100.0],
         ("fma_fp32_avx512", "GFLOP/s"): [200.0],
+        ("bf16_amx", "GFLOP/s"): [1000.0],
+        ("int8_exact_amx", "GOP/s"): [2000.0],
     }
     return roof
 
@@ -47,16 +50,43 @@ def test_a_step_is_bound_by_memory_then_by_arithmetic() -> None:
     roof = roofline()
     weights = SHAPE.layer_weights + SHAPE.output_weights
     assert roof.bandwidth == 20e9 and roof.fma == 200e9
-    assert SHAPE.decode_bound("16-bit", 1, 0, roof) == pytest.approx(2 * weights / 20e9)
-    assert SHAPE.decode_bound("fp32", 1, 0, roof) == pytest.approx(4 * weights / 20e9)
-    assert SHAPE.decode_bound("16-bit", 1, 4096, roof) == pytest.approx(
+    bf16, fp32 = Cost.of("bf16"), Cost.of("fp32")
+    assert SHAPE.decode_bound(bf16, 1, 0, roof).seconds == pytest.approx(2 * weights / 20e9)
+    assert SHAPE.decode_bound(fp32, 1, 0, roof).seconds == pytest.approx(4 * weights / 20e9)
+    assert SHAPE.decode_bound(bf16, 1, 4096, roof).seconds == pytest.approx(
         (2 * weights + 4096 * SHAPE.cache_bytes(2)) / 20e9
     )
-    assert SHAPE.decode_bound("16-bit", 32, 0, roof) == pytest.approx(64 * weights / 200e9)
+    batch = SHAPE.decode_bound(fp32, 32, 0, roof)
+    assert batch.seconds == pytest.approx(64 * weights / 200e9) and batch.what == "fma"
+    assert SHAPE.decode_bound(bf16, 32, 0, roof).what == "memory"
     tokens = 512
-    work = 2 * SHAPE.layer_weights * tokens + 2 * SHAPE.output_weights + 2 * tokens * tokens * 30 * 9 * 64
-    assert SHAPE.prefill_bound("16-bit", tokens, roof) == pytest.approx(work / 200e9)
-    assert SHAPE.decode_bound("16-bit", 1, 0, Roofline(2)) == 0  # nothing measured, nothing said
+    layers, rest = 2 * SHAPE.layer_weights * tokens, 2 * SHAPE.output_weights + 2 * tokens * tokens * 30 * 9 * 64
+    whole = SHAPE.prefill_bound(bf16, tokens, roof)
+    assert whole.seconds == pytest.approx((layers + rest) / 1000e9) and whole.what == "bf16"
+    split = SHAPE.prefill_bound(Cost.of("w4a8"), tokens, roof)
+    assert split.seconds == pytest.approx(layers / 2000e9 + rest / 1000e9) and split.what == "int8"
+    assert SHAPE.decode_bound(bf16, 1, 0, Roofline(2)).seconds == 0  # nothing measured, nothing said
+
+
+def test_quantized_weights_count_their_own_bytes_and_unit(tmp_path: Path) -> None:
+    roof = roofline()
+    layers, head = SHAPE.layer_weights, SHAPE.output_weights
+    for weights, each, of_head in (
+        ("w8a8-dynamic", 1.0, 2.0),
+        ("w8a8-dynamic-head8", 1.0, 1.0),
+        ("w4a8-head8", 0.5, 1.0),
+        ("w8a16", 1.0, 2.0),
+    ):
+        least = SHAPE.decode_bound(Cost.of(weights), 1, 0, roof).seconds
+        assert least == pytest.approx((layers * each + head * of_head) / 20e9)
+    assert SHAPE.decode_bound(Cost.of("w4a8", 0.6), 1, 0, roof).seconds == pytest.approx(
+        (layers * 0.6 + head * 2) / 20e9
+    )
+    assert {Cost.of(name).unit for name in ("w8a16", "w4a16", "bf16")} == {"bf16"}
+    header = {"model.layers.0.a": [0, 24], "lm_head.weight": [24, 40], "model.layers.1.b": [40, 45]}
+    words = json.dumps({name: {"data_offsets": place} for name, place in header.items()}).encode()
+    (tmp_path / "a.safetensors").write_bytes(len(words).to_bytes(8, "little") + words)
+    assert stored_layer_bytes(tmp_path) == 29
 
 
 def test_ratios_name_the_best_peer() -> None:
@@ -73,9 +103,47 @@ def test_ratios_name_the_best_peer() -> None:
     assert rows[0]["value"] == 100 and (rows[0]["min"], rows[0]["max"], rows[0]["runs"]) == (90, 110, 3)
     decode, start, prefill = ratios(rows, {"SmolLM2-135M": SHAPE}, roofline())
     assert (decode["best_peer"], decode["best_peer_value"], decode["ratio"]) == ("llama_cpp bf16", 50.0, 2.0)
-    assert decode["bound_share"] == pytest.approx(SHAPE.decode_bound("16-bit", 8, 32, roofline()) / (8 / 100))
+    least = SHAPE.decode_bound(Cost.of("bf16"), 8, 32, roofline())
+    assert decode["bound_share"] == pytest.approx(least.seconds / (8 / 100))
+    assert decode["peers"] == {"llama_cpp bf16": 50.0, "llama_cpp f16": 40.0} and decode["bound"] == "memory"
+    work = 16 * (SHAPE.layer_weights + SHAPE.output_weights) + 4 * 8 * 32 * 30 * 9 * 64
+    assert decode["fma_share"] == pytest.approx(work / 200e9 / (8 / 100))
     assert (start["best_peer"], start["ratio"], start["bound_share"]) == ("llama_cpp f16", 0.5, None)
     assert (prefill["best_peer"], prefill["ratio"]) == (None, None)
+
+
+def test_each_form_of_a_class_has_a_line_the_best_first() -> None:
+    samples = Samples()
+    sitting = plan.Session("SmolLM2-135M", "4-bit", (512,), ())
+    for weights, value in (("w4a8", 90.0), ("w4a8-head8", 120.0)):
+        samples.add(sitting, Kind("aloft", weights), "decode", 1, 32, "tok/s", value)
+    for weights, value in (("q4_0", 40.0), ("q4_0-repacked", 100.0)):
+        samples.add(sitting, Kind("llama_cpp", weights), "decode", 1, 32, "tok/s", value)
+    best, other = ratios(samples.rows(), {"SmolLM2-135M": SHAPE}, roofline(), {("SmolLM2-135M", "w4a8"): 0.6})
+    assert (best["weights"], best["ratio"], best["best_peer"]) == ("w4a8-head8", 1.2, "llama_cpp q4_0-repacked")
+    assert (other["weights"], other["ratio"]) == ("w4a8", 0.9)
+    assert other["peers"] == {"llama_cpp q4_0-repacked": 100.0, "llama_cpp q4_0": 40.0}
+    least = SHAPE.decode_bound(Cost.of("w4a8", 0.6), 1, 32, roofline()).seconds
+    assert other["bound_share"] == pytest.approx(least * 90)
+
+
+def test_an_engine_that_takes_one_token_at_a_time_is_left_out_of_batches(tmp_path: Path) -> None:
+    kinds = (ALOFT, LLAMA)
+    measured = session.Sitting(
+        plan.Session("SmolLM2-135M", "4-bit", (7,), (), 3, kinds=kinds), Samples(), roofline(), tmp_path
+    )
+    measured.workers = dict.fromkeys(kinds)  # type: ignore[arg-type]
+    measured._alone = {LLAMA}
+    assert set(measured._order(1)) == set(kinds) and measured._order(8) == [ALOFT]
+
+
+def test_a_guard_runs_while_a_figure_is_measured(tmp_path: Path) -> None:
+    ended = tmp_path / "ended"
+    guard = f"""sh -c 'trap "touch {ended}; exit 1" TERM; echo ready; while :; do sleep 0.05; done'"""
+    sitting = session.Sitting(plan.Session("SmolLM2-135M", "4-bit", (), ()), Samples(), roofline(), tmp_path, guard)
+    with sitting._around():
+        assert not ended.exists()
+    assert ended.exists()
 
 
 def test_the_report_shows_what_is_missing() -> None:

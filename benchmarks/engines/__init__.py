@@ -13,6 +13,9 @@ from typing import Protocol
 Tokens = list[list[int]]
 #: ends the precision of an aloft engine whose head is rounded to int8 as well
 HEAD8 = "-head8"
+#: ends the precision of llama.cpp with its weights rearranged for AMX: where that dies at two tokens, batch 1 only, the
+#: prompt token by token (session.py finds out)
+REPACKED = "-repacked"
 
 
 class Engine(Protocol):
@@ -60,6 +63,7 @@ CLASSES: dict[str, tuple[Kind, ...]] = {
         Kind("aloft", "w8a8-dynamic", form="aloft"),
         Kind("aloft", f"w8a8-dynamic{HEAD8}", form="aloft"),
         Kind("llama_cpp", "q8_0", "llama_cpp", "gguf"),
+        Kind("llama_cpp", f"q8_0{REPACKED}", "llama_cpp", "gguf"),
         Kind("openvino", "q8_0", "openvino", "gguf"),
     ),
     "4-bit": (
@@ -67,6 +71,7 @@ CLASSES: dict[str, tuple[Kind, ...]] = {
         Kind("aloft", "w4a8", form="aloft"),
         Kind("aloft", f"w4a8{HEAD8}", form="aloft"),
         Kind("llama_cpp", "q4_0", "llama_cpp", "gguf"),
+        Kind("llama_cpp", f"q4_0{REPACKED}", "llama_cpp", "gguf"),
         Kind("openvino", "q4_0", "openvino", "gguf"),
     ),
 }

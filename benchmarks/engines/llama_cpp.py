@@ -9,10 +9,11 @@ from pathlib import Path
 import llama_cpp as api  # absolute: the installed package, not this module
 import numpy
 
-from engines import Tokens
+from engines import REPACKED, Tokens
 
 QUANTIZED = {"q8_0": api.LLAMA_FTYPE_MOSTLY_Q8_0, "q4_0": api.LLAMA_FTYPE_MOSTLY_Q4_0}
 _BATCH = 2048
+_whole_batches = False  # of repacked quantized weights, see whole_batches()
 
 
 @api.llama_log_callback
@@ -25,6 +26,7 @@ class LlamaEngine:
     """A context with room for the largest batch; sequences share its cache."""
 
     def __init__(self, model: str, max_batch: int, max_length: int, threads: int, repacked: bool = True) -> None:
+        self.most = _BATCH  # tokens of a call
         api.llama_log_set(_log, ctypes.c_void_p(0))
         api.llama_backend_init()
         loading = api.llama_model_default_params()
@@ -68,8 +70,8 @@ class LlamaEngine:
         self._rows, self._length = table.shape
         flat = table.ravel()
         found: list[int] = []
-        for start in range(0, flat.size, _BATCH):
-            piece = numpy.arange(start, min(start + _BATCH, flat.size))
+        for start in range(0, flat.size, self.most):
+            piece = numpy.arange(start, min(start + self.most, flat.size))
             sequence, position = numpy.divmod(piece, self._length)
             count = piece.size
             self._token[:count] = flat[piece]
@@ -105,10 +107,19 @@ class LlamaEngine:
 def load(model: str, precision: str, max_batch: int, max_length: int, threads: int) -> LlamaEngine:
     """A context on `threads` cores; the file's name has the precision.
 
-    Quantized weights stay as they are in the file: with those llama.cpp repacks for AMX, this build (0.3.x of
-    llama-cpp-python on a Sapphire Rapids) dies of SIGSEGV as soon as a batch has two tokens.
+    Quantized weights stay as they are in the file unless the precision ends with `REPACKED`: with those llama.cpp
+    repacks for AMX, builds (0.3.x of llama-cpp-python on a Sapphire Rapids) die of SIGSEGV as soon as a batch has two
+    tokens, so that they get one token at a time, until `whole_batches` is called.
     """
-    return LlamaEngine(model, max_batch, max_length, threads, repacked=precision not in QUANTIZED)
+    made = LlamaEngine(model, max_batch, max_length, threads, repacked=precision not in QUANTIZED)
+    made.most = 1 if precision.endswith(REPACKED) and not _whole_batches else _BATCH
+    return made
+
+
+def whole_batches() -> None:
+    """Called before `load`: give repacked weights as many tokens at once as others get."""
+    global _whole_batches
+    _whole_batches = True
 
 
 def quantize(source: str, target: str, kind: str) -> None:

@@ -93,6 +93,7 @@ class ModelRunner:
 
     def initialize_kv_cache(self, config: KVCacheConfig) -> None:
         """Allocates and binds the cache, and builds everything that depends on its plan."""
+        npu.empty_cache()  # what loading left, such as the transposed copy of the head
         layers = kv.attention_layers(self.vllm_config)
         shared = self.shared_layers
         self.kv_caches = kv.allocate(config, self.device, cast(torch.dtype, self.model_config.dtype))
