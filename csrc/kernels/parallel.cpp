@@ -86,6 +86,7 @@ void futex_wake(std::atomic<uint32_t>* word) {
 }
 
 thread_local bool inside_loop = false;
+constexpr int kTurnsToGap = 400;  // some 20 microseconds: the loop that is waited for does not follow at once
 
 struct Worker {
   alignas(64) std::atomic<uint32_t> asleep{0};
@@ -163,13 +164,16 @@ class Pool {
   void work(int index) {
     const int64_t spin = settings().spin_ns;
     uint64_t last = 0;
+    upcoming::Further further;
     std::atomic<uint32_t>& asleep = workers_[index].asleep;
     for (;;) {
       bool found = false;
       const int64_t until = spin > 0 ? now_ns() + spin : 0;
       for (int turns = 0; spin > 0; ++turns) {
         if ((found = take_part(index, &last))) break;
-        wait_a_little();
+        if (upcoming::fetch()) continue;
+        if (index == 0 && turns > kTurnsToGap && further.fetch()) continue;
+        relax();
         if ((turns & 15) == 15 && now_ns() > until) break;
       }
       if (found) continue;

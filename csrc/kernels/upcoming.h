@@ -31,4 +31,16 @@ inline bool fetch() {
   return true;
 }
 
+// Where no product begins for a while (the host prepares the next step), one waiting thread goes on through what
+// followed the last time, far beyond what the second level holds: what falls out of it is found in the third.
+class Further {
+ public:
+  bool fetch();  // some lines; false when it is over
+ private:
+  uintptr_t at_ = 0, end_ = 0;
+  const void* weights_ = nullptr;  // that are being fetched
+  int64_t left_ = 0;               // bytes
+  uint64_t reading_ = 0;           // the product it began after
+};
+
 }  // namespace aloft::upcoming
