@@ -53,6 +53,29 @@ def test_a_token_that_is_not_finite_shows():
         assert out.isnan().all()
 
 
+def test_the_composite_reads_nothing_of_what_no_row_sees():
+    """Blocks in front of a window may have been given away: whatever they hold."""
+    key = torch.randn(40, 2, 16)
+    caches = [torch.zeros(5, 8, 2, 16, dtype=torch.uint8) for _ in range(2)]
+    caches += [torch.zeros(5, 8, dtype=torch.int8) for _ in range(2)]
+    fp8_cache.compress_kv(key, -key, *caches, torch.arange(40))
+    table = torch.arange(5, dtype=torch.int32)[None]
+    query = torch.randn(3, 4, 16)
+
+    def attended(caches, recent):
+        made = [*caches, table, [3], [40], 2, 0.25, 4, *recent, table]
+        return fp8_cache.fp8_attention(query, *made, window_left=12)
+
+    recent = [key.view(5, 8, 2, 16), key.view(5, 8, 2, 16) * 2]
+    want = attended(caches, recent)
+    for exponents in caches[2:]:
+        exponents.flatten()[: 40 - 3 - 12] = -128  # read as NaN
+    recent = [x.clone() for x in recent]
+    for x in recent:
+        x.flatten(0, 1)[: 40 - 3 - 3] = torch.nan
+    assert want.isfinite().all() and torch.equal(attended(caches, recent), want)
+
+
 def test_bytes_do_not_depend_on_what_else_is_written():
     x = (torch.randn(300, 3, 64) * torch.exp2(torch.randn(300, 1, 1) * 4)).bfloat16().npu()
     slots = torch.arange(300).npu()

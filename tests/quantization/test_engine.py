@@ -88,6 +88,16 @@ def test_grouped(method, group, symmetric, ordered, model, tmp_path):
     check_layers(folder, checkpoints.grouped(model, folder, method, group, symmetric, ordered), "")
 
 
+def test_a_cache_is_quantized_in_one_way(model, text, tmp_path):
+    import inprocess
+
+    from aloft.quantizer import Settings, quantize
+
+    quantize(model, tmp_path / "out", Settings("float", samples=4, length=64, kv="int8"), text)
+    with pytest.raises(ValueError, match=r"int8: --kv-cache-dtype must be auto, not fp8\.$"):
+        inprocess.start(tmp_path / "out", kv_cache_dtype="fp8")
+
+
 @pytest.mark.parametrize(("scheme", "changes"), SHORT)
 def test_algorithms(scheme, changes, model, text, tmp_path):
     """The scheme's own algorithms: the engine's text scores stay near those of the float model."""

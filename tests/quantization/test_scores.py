@@ -55,7 +55,8 @@ def test_parts_belong_to_one_model(tmp_path):
     settings = EvalSettings(tmp_path / "text", save=tmp_path / "scores.npz")
     first = _parts(model, settings)
     assert first == _parts(model, settings)
-    assert first != _parts(model, EvalSettings(tmp_path / "text", save=tmp_path / "scores.npz", kv_cache_dtype="int8"))
+    for change in ({"kv_cache_dtype": "fp8"}, {"additional_config": {"kv_fp8_window": 0}}):
+        assert first != _parts(model, EvalSettings(tmp_path / "text", save=tmp_path / "scores.npz", **change))
     (model / "config.json").write_text("{ }")
     assert first != _parts(model, settings)
 

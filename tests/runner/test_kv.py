@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheTensor
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheTensor, KVQuantMode
 
+from aloft.attention.backend import AloftAttentionBackend
 from aloft.errors import UnsupportedFeature
 from aloft.layers.registry import replace
 from aloft.runner import kv
@@ -56,6 +57,42 @@ def test_whole_blocks_are_copied_and_cleared():
     for cache in caches.values():
         for half in (cache.key, cache.value):
             assert half.amax((1, 2, 3)).tolist() == half.amin((1, 2, 3)).tolist() == [0, 1, 0, 1, 2]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_block_is_of_8_bit_floats_or_of_the_newest_tokens(dtype):
+    """Both caches lie in the same bytes; what one block holds, in either of them, no other block does."""
+    plain = FullAttentionSpec(
+        block_size=16, num_kv_heads=2, head_size=8, dtype=torch.uint8, kv_quant_mode=KVQuantMode.FP8_PER_TENSOR
+    )
+    spec = AloftAttentionBackend.customize_spec(plain)
+    recent = kv._recent(spec, 20, dtype)
+    assert spec.page_size_bytes == recent.page_size_bytes == 2 * 16 * (2 * 8 + 1)
+    assert recent.block_size * dtype.itemsize == 16
+    page = spec.page_size_bytes
+    groups = [["a", "b"], ["a.recent", "b.recent"]]
+    place = {"size": 2 * NUM_BLOCKS * page, "layer_stride": NUM_BLOCKS * page, "block_stride": page}
+    made = KVCacheConfig(
+        num_blocks=NUM_BLOCKS,
+        kv_cache_tensors=[KVCacheTensor(layers=names, **place) for names in groups],
+        kv_cache_groups=[KVCacheGroupSpec(names, each) for names, each in zip(groups, (spec, recent), strict=True)],
+    )
+    caches = kv.allocate(made, DEVICE, dtype)
+    assert set(caches) == {"a", "b"}
+    kv.zero_blocks(caches.values(), range(NUM_BLOCKS), DEVICE)
+    for number, cache in enumerate(caches.values()):  # blocks 1 and 3: 8-bit floats, 2 and 4: the newest tokens
+        for part in cache[:4]:
+            part[1::2] = 10 + number
+        for part in cache.recent.tensors():
+            part[2::2] = 20 + number
+    kv.copy_blocks(caches.values(), [(3, 0)], DEVICE)
+    for number, cache in enumerate(caches.values()):
+        assert all((part[[0, 1, 3]] == 10 + number).all() for part in cache[:4])
+        assert all((part[[2, 4]] == 20 + number).all() for part in cache.recent.tensors())
+    kv.zero_blocks(caches.values(), [1, 2], DEVICE)
+    for number, cache in enumerate(caches.values()):
+        assert not any(part[1].any() for part in cache[:4]) and (cache.key[3] == 10 + number).all()
+        assert not any(part[2].any() for part in cache.recent.tensors()) and (cache.recent.key[4] == 20 + number).all()
 
 
 @pytest.mark.parametrize("changes", [{"head_size_v": 4}, {"page_size_padded": 4096}])

@@ -89,6 +89,18 @@ def test_the_cache_is_bounded_by_the_requests_the_budget_and_the_host(plan):
     assert plan(4, explicit=7 << 30) == 7 << 30
 
 
+def test_layers_with_blocks_of_other_kinds_take_the_pool_in_turn():
+    def spec(block_size, **more):
+        return SimpleNamespace(page_size_bytes=100, block_size=block_size, **more)
+
+    assert memory.bytes_per_block({}) == 0
+    assert memory.bytes_per_block({"a": spec(16), "b": spec(16)}) == 200
+    both = {name: spec(16) for name in "abc"} | {f"{name}.recent": spec(8, sliding_window=9) for name in "abc"}
+    assert memory.bytes_per_block(both) == 300
+    assert memory.bytes_per_block(both | {"d": spec(16)}) == 400
+    assert memory.bytes_per_block({"a": spec(16)} | {name: spec(16, sliding_window=5) for name in "bcdef"}) == 100
+
+
 def test_a_cache_that_holds_no_sequence_is_one_sentence(plan):
     with pytest.raises(NotEnoughMemory, match=r"needs 1\.00 GiB.*0\.00 GiB.*--max-model-len.*--gpu-memory-util"):
         plan(4, utilization=0.15)
