@@ -1,5 +1,7 @@
 #include "kernels/compact.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <array>
 #include <cstdlib>
@@ -93,6 +95,16 @@ void read_unit(const Weights& w, int64_t index, bf16* lines) {
   w.mend(index, lines);
 }
 
+// Gives the system back what is behind `used` bytes, in whole huge pages, so that none is broken up. It reads as
+// anything from then on, as unused memory may; memory that is shared or locked stays.
+void release(void* memory, int64_t used, int64_t all) {
+  constexpr uintptr_t kHuge = uintptr_t{2} << 20;
+  const uintptr_t start = reinterpret_cast<uintptr_t>(memory);
+  const uintptr_t begin = (start + static_cast<uintptr_t>(used) + kHuge - 1) / kHuge * kHuge;
+  const uintptr_t end = (start + static_cast<uintptr_t>(all)) / kHuge * kHuge;
+  if (begin < end) static_cast<void>(madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED));
+}
+
 }  // namespace
 
 bool is_compact(const void* panels) { return panels && std::memcmp(panels, kMark, sizeof(kMark)) == 0; }
@@ -174,6 +186,7 @@ bool make(void* panels, int64_t rows, int64_t cols) {
   std::memcpy(header.mark, kMark, sizeof(kMark));
   std::memcpy(made.get(), &header, sizeof(header));
   std::memcpy(panels, made.get(), static_cast<size_t>(header.bytes));
+  release(panels, header.bytes, rows * cols * static_cast<int64_t>(sizeof(bf16)));
   return true;
 }
 

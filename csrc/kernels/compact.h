@@ -66,7 +66,8 @@ ALOFT_KERNEL_API bool is_compact(const void* panels);
 ALOFT_KERNEL_API Weights view(const void* panels, int64_t rows, int64_t cols);
 
 // Rewrites [rows, cols] in FRACTAL_NZ. False, and nothing changed: the sizes are not multiples of 32 and 16, there
-// would be no gain, or this processor has no fast way to read it.
+// would be no gain, or this processor has no fast way to read it. Whole huge pages of the memory that are no longer
+// needed go back to the system.
 ALOFT_KERNEL_API bool make(void* panels, int64_t rows, int64_t cols);
 // The matrix as plain FRACTAL_NZ, rows * cols values.
 ALOFT_KERNEL_API void expand(const Weights& from, void* panels);
