@@ -11,10 +11,14 @@ constexpr LineKernels kPortable[3] = {{first_extreme<float>, skip_worse<float>},
 }  // namespace
 
 #if defined(__x86_64__)
-extern const LineKernels kLinesAvx2[3];
+extern const LineKernels kLinesAvx2[3], kLinesAvx512[2];
 static const LineKernels* best() { return isa() == Isa::Portable ? kPortable : kLinesAvx2; }
+static const LineKernels& of_halves(int which) {
+  return isa() >= Isa::Avx512 ? kLinesAvx512[which - 1] : best()[which];
+}
 #else
 static const LineKernels* best() { return kPortable; }
+static const LineKernels& of_halves(int which) { return best()[which]; }
 #endif
 
 template <>
@@ -24,12 +28,12 @@ const LineKernels& line_kernels<float>() {
 }
 template <>
 const LineKernels& line_kernels<f16>() {
-  static const LineKernels& kernels = best()[1];
+  static const LineKernels& kernels = of_halves(1);
   return kernels;
 }
 template <>
 const LineKernels& line_kernels<bf16>() {
-  static const LineKernels& kernels = best()[2];
+  static const LineKernels& kernels = of_halves(2);
   return kernels;
 }
 
