@@ -18,7 +18,7 @@ import plan  # noqa: E402
 import session  # noqa: E402
 import table  # noqa: E402
 import workers  # noqa: E402
-from bounds import Cost, Roofline, Shape, stored_layer_bytes  # noqa: E402
+from bounds import Cost, Roofline, Shape, bf16_bytes, stored_layer_bytes  # noqa: E402
 from engines import CLASSES, Kind  # noqa: E402
 from results import Samples, ratios  # noqa: E402
 
@@ -54,7 +54,7 @@ def test_a_step_is_bound_by_memory_then_by_arithmetic() -> None:
     assert SHAPE.decode_bound(bf16, 1, 0, roof).seconds == pytest.approx(2 * weights / 20e9)
     assert SHAPE.decode_bound(fp32, 1, 0, roof).seconds == pytest.approx(4 * weights / 20e9)
     assert SHAPE.decode_bound(bf16, 1, 4096, roof).seconds == pytest.approx(
-        (2 * weights + 4096 * SHAPE.cache_bytes(2)) / 20e9
+        (bf16_bytes() * weights + 4096 * SHAPE.cache_bytes(2)) / 20e9
     )
     batch = SHAPE.decode_bound(fp32, 32, 0, roof)
     assert batch.seconds == pytest.approx(64 * weights / 200e9) and batch.what == "fma"
@@ -72,15 +72,15 @@ def test_quantized_weights_count_their_own_bytes_and_unit(tmp_path: Path) -> Non
     roof = roofline()
     layers, head = SHAPE.layer_weights, SHAPE.output_weights
     for weights, each, of_head in (
-        ("w8a8-dynamic", 1.0, 2.0),
+        ("w8a8-dynamic", 1.0, bf16_bytes()),
         ("w8a8-dynamic-head8", 1.0, 1.0),
         ("w4a8-head8", 0.5, 1.0),
-        ("w8a16", 1.0, 2.0),
+        ("w8a16", 1.0, bf16_bytes()),
     ):
         least = SHAPE.decode_bound(Cost.of(weights), 1, 0, roof).seconds
         assert least == pytest.approx((layers * each + head * of_head) / 20e9)
     assert SHAPE.decode_bound(Cost.of("w4a8", 0.6), 1, 0, roof).seconds == pytest.approx(
-        (layers * 0.6 + head * 2) / 20e9
+        (layers * 0.6 + head * bf16_bytes()) / 20e9
     )
     assert {Cost.of(name).unit for name in ("w8a16", "w4a16", "bf16")} == {"bf16"}
     header = {"model.layers.0.a": [0, 24], "lm_head.weight": [24, 40], "model.layers.1.b": [40, 45]}
