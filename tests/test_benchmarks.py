@@ -51,7 +51,7 @@ def test_a_step_is_bound_by_memory_then_by_arithmetic() -> None:
     weights = SHAPE.layer_weights + SHAPE.output_weights
     assert roof.bandwidth == 20e9 and roof.fma == 200e9
     bf16, fp32 = Cost.of("bf16"), Cost.of("fp32")
-    assert SHAPE.decode_bound(bf16, 1, 0, roof).seconds == pytest.approx(2 * weights / 20e9)
+    assert SHAPE.decode_bound(bf16, 1, 0, roof).seconds == pytest.approx(bf16_bytes() * weights / 20e9)
     assert SHAPE.decode_bound(fp32, 1, 0, roof).seconds == pytest.approx(4 * weights / 20e9)
     assert SHAPE.decode_bound(bf16, 1, 4096, roof).seconds == pytest.approx(
         (bf16_bytes() * weights + 4096 * SHAPE.cache_bytes(2)) / 20e9
