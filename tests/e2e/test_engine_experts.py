@@ -81,7 +81,6 @@ def test_what_is_refused(folders):
     plain = {
         "layer_name": "model.layers.0.mlp.experts",
         "activation": MoEActivation.SILU,
-        "custom_routing_function": None,
         "scoring_func": "softmax",
         "apply_router_weight_on_input": False,
         "local_num_experts": 8,
@@ -92,12 +91,12 @@ def test_what_is_refused(folders):
     wrong = {
         "activation": MoEActivation.GELU,
         "swiglu_limit": 7.0,
-        "custom_routing_function": print,
         "scoring_func": "sqrtsoftplus",
         "apply_router_weight_on_input": True,
         "local_num_experts": 4,
         "moe_config": SimpleNamespace(has_bias=True, has_hash_routing=False),
     }
-    for name, value in wrong.items():
+    other = {"moe_config": SimpleNamespace(has_bias=False, has_hash_routing=True)}
+    for name, value in (*wrong.items(), *other.items()):
         with pytest.raises(UnsupportedFeature, match=r"^model\.layers\.0\.mlp\.experts: aloft [^.]*\.$"):
             check(SimpleNamespace(**(plain | {name: value})))

@@ -30,8 +30,8 @@ def refusals(layer: Any) -> Iterator[str]:
         yield "aloft does not support experts with biases yet."
     if layer.swiglu_limit is not None or layer.swiglu_alpha is not None or layer.swiglu_beta is not None:
         yield "aloft does not support a clamped or scaled SwiGLU in experts yet."
-    if layer.custom_routing_function is not None or config.has_hash_routing:
-        yield "aloft does not support the routing function of this model yet."
+    if config.has_hash_routing:
+        yield "aloft does not support routing by token id yet."
     if layer.scoring_func not in SCORING:
         yield f"aloft routes by {' or '.join(SCORING)} scores only, not {layer.scoring_func}."
     if layer.apply_router_weight_on_input:
@@ -59,7 +59,12 @@ def routing(layer: Any) -> Routing:
 
 def run(layer: Any, x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
     """The layer's routed output for x ``[T, hidden]`` and logits ``[T, experts]``."""
-    weights, ids = choose(logits, layer.aloft_routing)
+    own = layer.custom_routing_function
+    if own is None:
+        weights, ids = choose(logits, layer.aloft_routing)
+    else:  # of the model, in torch's operators
+        weights, ids = own(hidden_states=x, gating_output=logits, topk=layer.top_k, renormalize=layer.renormalize)
+        weights, ids = weights.float(), ids.to(torch.int32)
     return run_experts(x, weights, ids, layer.aloft_experts)
 
 

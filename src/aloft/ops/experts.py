@@ -73,7 +73,7 @@ def choose(logits: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torch.
 class Experts:
     """The weights of E experts.
 
-    up: ``[E, hidden, 2 * width]``, the gates first, down: ``[E, width, hidden]``: FRACTAL_NZ, plain or transposed views;
+    up: ``[E, hidden, 2 * width]``, the gates first, down: ``[E, width, hidden]``: FRACTAL_NZ, plain or transposed;
     float, or quantized (scales, offsets and biases with a leading ``E``). fused: both are int8 or int4 in FRACTAL_NZ,
     rows int8, up of at most ``FUSED_COLUMNS`` columns: its product, SwiGLU and quantisation are one operator.
     """
