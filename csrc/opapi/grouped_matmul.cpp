@@ -301,6 +301,11 @@ Work plan(List x, List weight, List bias, List scale, List offset, List wide_sca
     require(t.dtype == DType::F32 && t.contiguous(), "per_token_scale must be float32 and contiguous, got %s",
             dtype_name(t.dtype));
   }
+  if (w.dtype == DType::I8 && !p.token_scale.empty() && p.scale && p.out[0].dtype != DType::I8) {
+    const DType wanted = p.out[0].dtype == DType::BF16 ? DType::BF16 : DType::F32;
+    limit(p.scale.dtype() == wanted, "scale is %s, beside per_token_scale it must be %s for %s out",
+          dtype_name(p.scale.dtype()), dtype_name(wanted), dtype_name(p.out[0].dtype));
+  }
   // Shapes of a matrix; scales and biases against it.
   const Tensor first = matrix_of(p, 0);
   int64_t k, n;

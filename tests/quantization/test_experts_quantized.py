@@ -129,11 +129,67 @@ def test_formats(writer, changes, activations, experts_model, tmp_path):
     check_experts(folder, values, activations)
 
 
-def test_mixtral_names(tmp_path):
+@pytest.mark.parametrize(
+    ("kind", "scheme", "form", "group"),
+    [
+        ("mixtral", "w8a8-dynamic", "modelslim", None),
+        ("qwen2_moe", "w4a8", "modelslim", 32),
+        ("qwen2_moe", "w8a16", "modelslim", None),
+        ("mixtral", "w4a16", "compressed-tensors", 32),
+    ],
+)
+def test_written(kind, scheme, form, group, tmp_path):
+    """What ``aloft quantize`` makes of a mixture of experts, read by the format's own formula."""
     import tiny_experts
 
-    model = tiny_experts.make(tmp_path / "model", "mixtral")
-    check_experts(tmp_path / "out", compressed(model, tmp_path / "out", 8, 8, 0), "token")
+    from aloft.quantizer import Settings, quantize
+
+    model = tiny_experts.make(tmp_path / "model", kind)
+    made = quantize(model, tmp_path / "out", Settings(scheme, form, group=group))
+    floats, stored = checkpoints.tensors(model), checkpoints.tensors(tmp_path / "out")
+    routers = [name for name in floats if name.endswith(("mlp.gate.weight", "moe.gate.weight"))]
+    assert len(routers) == 2 and all(torch.equal(stored[name], floats[name]) for name in routers)
+    values = checkpoints.modelslim(tmp_path / "out") if form == "modelslim" else stored_values(tmp_path / "out")
+    assert {row["layer"] for row in made.layers} == set(values) and len(values) > 2 * 3 * tiny_experts.EXPERTS
+    for name, value in values.items():
+        error = (value - floats[f"{name}.weight"].double()).norm() / floats[f"{name}.weight"].double().norm()
+        assert float(error) < (0.15 if "4" in scheme[:2] else 0.01)
+    check_experts(tmp_path / "out", values, "" if scheme.endswith("a16") else "token")
+
+
+def stored_values(folder):
+    """float64 weights of packed 4-bit layers, by the format's own library."""
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationScheme
+
+    said = json.loads((folder / "config.json").read_text())["quantization_config"]
+    (group,) = said["config_groups"].values()
+    library, scheme = BaseCompressor.get_value_from_registry(group["format"]), QuantizationScheme.model_validate(group)
+    layers = {}
+    for name, tensor in checkpoints.tensors(folder).items():
+        layer, _, part = name.rpartition(".")
+        layers.setdefault(layer, {})[part] = tensor
+    return {
+        layer: library.decompress(parts, scheme)["weight"].double()
+        for layer, parts in layers.items()
+        if "weight_scale" in parts
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"scheme": "w4a4"}, "--scheme must be one of w8a16, w8a8-dynamic, w4a16, w4a8"),
+        ({"scheme": "w8a8-static"}, "--scheme must be one of"),
+        ({"scheme": "w8a16", "algorithm": "gptq"}, "--algorithm must be one of auto, mse, minmax"),
+        ({"scheme": "w4a16", "target_bits": 5.0}, "not for mixtures of experts"),
+    ],
+)
+def test_what_the_tool_refuses(changes, told, experts_model, tmp_path):
+    from aloft.quantizer import Settings, quantize
+
+    with pytest.raises(ValueError, match=told):
+        quantize(experts_model, tmp_path / "out", Settings(**changes), __file__)
 
 
 def test_what_is_missing_is_named(experts_model, tmp_path):

@@ -29,16 +29,9 @@ class Decoder:
     """
 
     def __init__(self, folder: Path) -> None:
-        from transformers import AutoConfig, AutoModelForCausalLM
+        from transformers import AutoModelForCausalLM
 
-        if not (folder / "config.json").is_file():
-            raise ValueError(f"{folder} is no model folder: it has no config.json")
-        self.folder = folder
-        self.config = AutoConfig.from_pretrained(folder)
-        described = any(folder.glob("quant_model_description*.json"))
-        if described or getattr(self.config, "quantization_config", None) is not None:
-            raise ValueError(f"{folder} is quantized already; the tool starts from a bfloat16 or float16 model")
-        self.where = _index(folder)
+        self.open(folder)
         with torch.device("meta"):
             skeleton: Any = AutoModelForCausalLM.from_config(self.config, dtype=torch.bfloat16)
         self.body: Any = getattr(skeleton, "model", torch.nn.Module())
@@ -51,6 +44,19 @@ class Decoder:
             )
         self.rotary: Any = type(self.body.rotary_emb)(config=self.config)
         self.num_layers = len(self.body.layers)
+
+    def open(self, folder: Path) -> None:
+        """Reads what the folder says about itself."""
+        from transformers import AutoConfig
+
+        if not (folder / "config.json").is_file():
+            raise ValueError(f"{folder} is no model folder: it has no config.json")
+        self.folder = folder
+        self.config = AutoConfig.from_pretrained(folder)
+        described = any(folder.glob("quant_model_description*.json"))
+        if described or getattr(self.config, "quantization_config", None) is not None:
+            raise ValueError(f"{folder} is quantized already; the tool starts from a bfloat16 or float16 model")
+        self.where = tensor_files(folder)
         self.tied = bool(self.config.tie_word_embeddings) and "lm_head.weight" not in self.where
 
     def input_features(self) -> set[int]:
@@ -110,7 +116,7 @@ def _linear(layer: Any, name: str) -> torch.nn.Linear | None:
     return found if isinstance(found, torch.nn.Linear) else None
 
 
-def _index(folder: Path) -> dict[str, str]:
+def tensor_files(folder: Path) -> dict[str, str]:
     """Tensor name -> file."""
     from safetensors import safe_open
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from aloft.quantizer import fold, folder, mixed
+from aloft.quantizer import experts, fold, folder, mixed
 from aloft.quantizer.block import quantize_block
 from aloft.quantizer.compressed_tensors import CompressedTensorsWriter
 from aloft.quantizer.decoder import LINEARS, Decoder
@@ -92,7 +92,9 @@ def quantize(
         ValueError: a setting, the model or the calibration text does not serve, or OUT holds something else.
     """
     model, out = Path(model), Path(out)
-    wanted = recipe(settings.scheme, settings.group, settings.symmetric, settings.algorithm)
+    mixture = (model / "config.json").is_file() and experts.is_mixture(model)
+    named = experts.nearest if mixture else recipe
+    wanted = named(settings.scheme, settings.group, settings.symmetric, settings.algorithm)
     if settings.format not in WRITERS:
         raise ValueError(f"--format must be one of {', '.join(WRITERS)}, not {settings.format!r}")
     if settings.kv not in ("auto", "int8") or (settings.kv == "int8" and settings.format != "modelslim"):
@@ -101,10 +103,12 @@ def quantize(
         mixed.check(wanted, settings.target_bits, settings.max_loss)
     if settings.tune and wanted.bits != 4:
         raise ValueError(f"--tune goes with 4-bit schemes, not with {wanted.scheme}")
+    if mixture and (settings.mixed or settings.tune or settings.kv == "int8"):
+        raise ValueError("--target-bits, --max-loss, --tune and --kv int8 are not for mixtures of experts")
     needs_text = wanted.needs_text or settings.kv == "int8" or settings.mixed or settings.tune > 0
     if needs_text and calibration is None:
         raise ValueError(f"the scheme {wanted.scheme} (KV {settings.kv}) needs calibration text: --calib FILE")
-    decoder = Decoder(model)
+    decoder = experts.Mixture(model) if mixture else Decoder(model)
     if settings.format == "modelslim":  # its description has one group size for all layers
         wanted = wanted.shared(decoder.input_features())
     run = _Run(decoder, out, settings, wanted, Path(calibration) if needs_text and calibration else None)
@@ -169,6 +173,8 @@ class _Run:
 
     @torch.inference_mode()
     def _block(self, index: int, stream: Stream | None) -> tuple[Any, list[dict[str, Any]]]:
+        if isinstance(self.decoder, experts.Mixture):
+            return None, self._write(index, self.decoder.block(index, self.recipe))
         layer = self._layer(index)
         if self.recipe.smooth:
             assert stream is not None
@@ -204,7 +210,8 @@ class _Run:
             rows.append(_row(prefix + name, entry))
         for name, parameter in block.parameters.items():
             if name.removesuffix(".weight") not in block.layers:
-                tensors[prefix + name] = parameter.to(torch.bfloat16).contiguous()
+                exact = name.endswith("correction_bias")  # of a router: float32 decides which expert is chosen
+                tensors[prefix + name] = (parameter if exact else parameter.to(torch.bfloat16)).contiguous()
                 self.writer.float(prefix + name)
         save_file(tensors, self.out / _file(index), {"format": "pt"})
         return rows
