@@ -57,14 +57,15 @@ class Sitting:
         with ExitStack() as stack:
             for start in range(session.starts):
                 last = start == session.starts - 1
-                for kind in session.kinds:
-                    self._start(kind, stack, keep=last)
-            self._agree()
-            for length in session.prefill:
                 with self._around():
+                    for kind in session.kinds:
+                        self._start(kind, stack, keep=last)
+            with self._around():
+                self._agree()
+                for length in session.prefill:
                     self._prefill(length)
-            for case in session.decode:
-                with self._around():
+            with self._around():
+                for case in session.decode:
                     self._decode(case)
             for kind in list(self.workers):
                 self._ask(kind, "memory", self._note_memory)
@@ -121,10 +122,9 @@ class Sitting:
         if kind.engine == "aloft" and kind.form == "aloft":
             each = stored_layer_bytes(path) / self.shape().layer_weights
             self.layer_bytes[session.model, kind.precision] = each
-        if self.guard is None:  # the starts are not guarded
-            self._note(kind, "engine_imports", imports, "s")
-            self._note(kind, "engine_start", rest, "s")
-            self._note(kind, "engine_first_use", warm, "s")
+        self._note(kind, "engine_imports", imports, "s")
+        self._note(kind, "engine_start", rest, "s")
+        self._note(kind, "engine_first_use", warm, "s")
         if keep:
             stack.enter_context(worker)
             self.workers[kind] = worker
