@@ -127,6 +127,11 @@ void make_plan(const AttentionProblem& p, const AttentionProblem* recent, const 
         plan->bytes += (parts[i].end - parts[i].begin) * p.kv_heads * key_bytes(*of[i]) * ((t.rows + 15) / 16);
       }
       if (parts[0].cuts + parts[1].cuts == 0) parts[0].cuts = 1;  // a task that finishes rows without keys
+      t.recent0 = t.recent1 = 0;
+      if (!cut && parts[0].cuts && parts[1].cuts) {  // one part of each: merged while they are in the thread's cache
+        t.recent0 = parts[1].begin, t.recent1 = parts[1].end;
+        parts[1].cuts = 0;
+      }
       const int64_t cuts = parts[0].cuts + parts[1].cuts, head_size = t.rows * row_size;
       for (int64_t h = 0; h < p.kv_heads; h += task_heads) {
         t.kv_head = h, t.kv_heads = std::min(task_heads, p.kv_heads - h);
@@ -154,6 +159,21 @@ void make_plan(const AttentionProblem& p, const AttentionProblem* recent, const 
     if (plan->places[i]) plan->tasks[i].partial = plan->partial.data() + plan->places[i] - 1;
 }
 
+// The keys of both problems for some rows of one head.
+void run_both(const AttentionKernels& kernels, const AttentionProblem& p, const AttentionProblem& recent,
+              const AttentionTask& task) {
+  thread_local std::vector<float> partial;
+  const int64_t floats = task.rows * attention_partial_row(p);
+  if (static_cast<int64_t>(partial.size()) < 2 * floats) partial.resize(static_cast<size_t>(2 * floats));
+  AttentionTask t = task;
+  t.partial = partial.data();
+  kernels.run(p, t, nullptr);
+  t.recent = true, t.key0 = task.recent0, t.key1 = task.recent1, t.partial += floats;
+  kernels.run(recent, t, nullptr);
+  t = task, t.partial = partial.data();
+  kernels.merge(p, t, 2, floats);
+}
+
 }  // namespace
 
 void attention_forward(const AttentionProblem& p, const AttentionProblem* recent) {
@@ -169,7 +189,10 @@ void attention_forward(const AttentionProblem& p, const AttentionProblem* recent
   const auto run = [&p, recent, &kernels, start, way](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const AttentionTask &task = start[way * i], *next = i + 1 < end ? start + way * (i + 1) : nullptr;
-      kernels.run(task.recent ? *recent : p, task, next && next->recent == task.recent ? next : nullptr);
+      if (task.recent1 > task.recent0)
+        run_both(kernels, p, *recent, task);
+      else
+        kernels.run(task.recent ? *recent : p, task, next && next->recent == task.recent ? next : nullptr);
     }
   };
   Merge* first = plan.merges.data();

@@ -15,7 +15,8 @@ struct AttentionTask {
   int64_t sequence = 0, kv_head = 0, kv_heads = 1, row0 = 0, rows = 0, key0 = 0, key1 = 0;
   // Null: the task finishes its rows; else, head by head, rows x (d_v padded + 2): values, max, sum.
   float* partial = nullptr;
-  bool recent = false;  // of the second problem of the call
+  bool recent = false;               // of the second problem of the call
+  int64_t recent0 = 0, recent1 = 0;  // not empty: these keys of the second problem are for the same task
 };
 
 struct AttentionKernels {
