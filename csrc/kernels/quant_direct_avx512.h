@@ -100,7 +100,7 @@ void direct_nibbles(const int8_t* a, int64_t a_stride, const uint8_t* from, int6
 }
 
 template <int Rows>
-bool direct_rows(const QuantWeight& w, int64_t n, int64_t n0, int panels, int64_t k0, int64_t length, const int8_t* a,
+void direct_rows(const QuantWeight& w, int64_t n, int64_t n0, int panels, int64_t k0, int64_t length, const int8_t* a,
                  int64_t a_stride, const int32_t* sums, int32_t* acc, int64_t acc_stride) {
   const bool in_panels = w.layout == QuantLayout::Panels;
   const int64_t step = in_panels ? w.line : w.stride;
@@ -114,22 +114,25 @@ bool direct_rows(const QuantWeight& w, int64_t n, int64_t n0, int panels, int64_
     (strided ? direct_nibbles<Rows, true> : direct_nibbles<Rows, false>)(a, a_stride, from, step, length, sums, acc,
                                                                          acc_stride);
   }
-  return true;
 }
 
 // See QuantTiles::direct.
-bool direct(const QuantWeight& w, int64_t n, int64_t n0, int panels, int64_t k0, int64_t length, const int8_t* a,
-            int64_t a_stride, int64_t rows, const int32_t* sums, int32_t* acc, int64_t acc_stride) {
+bool direct(const QuantWeight& w, int64_t n, int64_t n0, int panels, int64_t k0, int64_t k, int64_t group,
+            const int8_t* a, int64_t a_stride, int64_t rows, const int32_t* sums, int64_t sums_group, int32_t* acc,
+            int64_t acc_stride, int64_t acc_group) {
   const int wide = w.bits == 4 ? 4 : 2;
   const bool in_panels = w.layout == QuantLayout::Panels;
-  if (!in_panels && (w.layout != QuantLayout::Cols || n0 + wide * kColumns > n || length % 4)) return false;
+  if (!in_panels && (w.layout != QuantLayout::Cols || n0 + wide * kColumns > n || k % 4)) return false;
   if (rows > 4) return false;
   // A panel's lines hold all its columns, but a block may end before them: acc has room for whole blocks.
   const auto run = rows == 1   ? direct_rows<1>
                    : rows == 2 ? direct_rows<2>
                    : rows == 3 ? direct_rows<3>
                                : direct_rows<4>;
-  return run(w, n, n0, panels, k0, length, a, a_stride, sums, acc, acc_stride);
+  for (int64_t at = 0; at < k; at += group, acc += acc_group, sums += sums_group) {
+    run(w, n, n0, panels, k0 + at, k - at < group ? k - at : group, a + at, a_stride, sums, acc, acc_stride);
+  }
+  return true;
 }
 
 }  // namespace

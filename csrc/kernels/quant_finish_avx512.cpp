@@ -14,30 +14,47 @@ namespace {
 
 inline __mmask16 first(int64_t n) { return n >= 16 ? 0xffff : static_cast<__mmask16>((1u << n) - 1); }
 
-template <bool kZero, bool kFirst>
-void combine_columns(const int32_t* acc, float* sums, int64_t width, int64_t rows, int64_t n, const float* scale,
-                     int64_t step, const float* zero, const int32_t* a_sums) {
+// Some groups at a time: their scales stay in registers, sums are read and written once.
+template <int kGroups, bool kZero>
+void combine_groups(const GroupSums& from, int64_t g, float* sums, int64_t width, int64_t rows, int64_t n, bool fresh) {
   for (int64_t j = 0; j < n; j += 16) {
     const __mmask16 m = first(n - j);
-    const __m512 factor = step ? _mm512_maskz_loadu_ps(m, scale + j) : _mm512_set1_ps(*scale);
-    const __m512 offset = kZero ? _mm512_maskz_loadu_ps(m, zero + j) : _mm512_setzero_ps();
-    for (int64_t r = 0; r < rows; ++r) {
-      float* to = sums + r * width + j;
-      __m512 f = _mm512_cvtepi32_ps(_mm512_loadu_si512(acc + r * width + j));
-      if (kZero) f = _mm512_sub_ps(f, _mm512_mul_ps(offset, _mm512_set1_ps(static_cast<float>(a_sums[r]))));
-      f = _mm512_mul_ps(f, factor);
-      if (!kFirst) f = _mm512_add_ps(_mm512_loadu_ps(to), f);
-      _mm512_storeu_ps(to, f);
+    __m512 factor[kGroups], offset[kGroups];
+#pragma GCC unroll 4
+    for (int i = 0; i < kGroups; ++i) {
+      const float* scale = from.scale + (g + i) * from.scale_group;
+      factor[i] = from.step ? _mm512_maskz_loadu_ps(m, scale + j) : _mm512_set1_ps(*scale);
+      if (kZero) offset[i] = _mm512_maskz_loadu_ps(m, from.zero + (g + i) * from.zero_group + j);
+    }
+    const int32_t* acc = from.acc + g * from.acc_group + j;
+    float* to = sums + j;
+    for (int64_t r = 0; r < rows; ++r, acc += width, to += width) {
+      __m512 total = _mm512_setzero_ps();
+      if (!fresh) total = _mm512_loadu_ps(to);
+#pragma GCC unroll 4
+      for (int i = 0; i < kGroups; ++i) {
+        __m512 f = _mm512_cvtepi32_ps(_mm512_loadu_si512(acc + i * from.acc_group));
+        if (kZero) {
+          const float a_sum = static_cast<float>(from.a_sums[(g + i) * from.a_sums_group + r]);
+          f = _mm512_sub_ps(f, _mm512_mul_ps(offset[i], _mm512_set1_ps(a_sum)));
+        }
+        f = _mm512_mul_ps(f, factor[i]);
+        total = i == 0 && fresh ? f : _mm512_add_ps(total, f);
+      }
+      _mm512_storeu_ps(to, total);
     }
   }
 }
 
-void combine(const int32_t* acc, float* sums, int64_t width, int64_t rows, int64_t n, const float* scale, int64_t step,
-             const float* zero, const int32_t* a_sums, bool first_group) {
-  const auto run = zero          ? first_group ? combine_columns<true, true> : combine_columns<true, false>
-                   : first_group ? combine_columns<false, true>
-                                 : combine_columns<false, false>;
-  run(acc, sums, width, rows, n, scale, step, zero, a_sums);
+void combine(const GroupSums& from, float* sums, int64_t width, int64_t rows, int64_t n, bool fresh) {
+  const auto run = [&](auto zero) {
+    constexpr bool kZero = decltype(zero)::value;
+    int64_t g = 0;
+    for (; g + 4 <= from.groups; g += 4) combine_groups<4, kZero>(from, g, sums, width, rows, n, fresh && g == 0);
+    for (; g + 2 <= from.groups; g += 2) combine_groups<2, kZero>(from, g, sums, width, rows, n, fresh && g == 0);
+    if (g < from.groups) combine_groups<1, kZero>(from, g, sums, width, rows, n, fresh && g == 0);
+  };
+  from.zero ? run(std::true_type()) : run(std::false_type());
 }
 
 inline void put(float* to, __mmask16 m, __m512 v) { _mm512_mask_storeu_ps(to, m, v); }

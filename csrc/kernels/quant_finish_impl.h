@@ -27,17 +27,22 @@ ALOFT_INLINE void each_eight(int64_t n, F&& one) {
   if (j < n) one(j, n - j);
 }
 
-void combine_rows(const int32_t* acc, float* sums, int64_t width, int64_t rows, int64_t n, const float* scale,
-                  int64_t step, const float* zero, const int32_t* a_sums, bool first) {
-  for (int64_t r = 0; r < rows; ++r, acc += width, sums += width) {
-    const float a_sum = static_cast<float>(a_sums[r]);
-    each_eight(n, [&](int64_t j, int64_t c) __attribute__((always_inline)) {
-      f32x8 f = to_floats(load_ints(acc + j, c));
-      if (zero) f = f - load_some(zero + j, c) * splat(a_sum);
-      f = f * (step ? load_some(scale + j, c) : splat(*scale));
-      if (!first) f = load_some(sums + j, c) + f;
-      c == kLanes ? store(sums + j, f) : store_tail(sums + j, f, c);
-    });
+void combine_rows(const GroupSums& from, float* sums, int64_t width, int64_t rows, int64_t n, bool first) {
+  for (int64_t g = 0; g < from.groups; ++g, first = false) {
+    const float *scale = from.scale + g * from.scale_group,
+                *zero = from.zero ? from.zero + g * from.zero_group : nullptr;
+    for (int64_t r = 0; r < rows; ++r) {
+      const int32_t* acc = from.acc + g * from.acc_group + r * width;
+      float* to = sums + r * width;
+      const float a_sum = static_cast<float>(from.a_sums[g * from.a_sums_group + r]);
+      each_eight(n, [&](int64_t j, int64_t c) __attribute__((always_inline)) {
+        f32x8 f = to_floats(load_ints(acc + j, c));
+        if (zero) f = f - load_some(zero + j, c) * splat(a_sum);
+        f = f * (from.step ? load_some(scale + j, c) : splat(*scale));
+        if (!first) f = load_some(to + j, c) + f;
+        c == kLanes ? store(to + j, f) : store_tail(to + j, f, c);
+      });
+    }
   }
 }
 

@@ -24,11 +24,12 @@ struct QuantTiles {
   // acc[r][p * 16 + j] = (fresh ? start[r] : acc) + sum over k < length of a[r][k] * b[k][p * 16 + j].
   void (*multiply)(const int8_t* a, int64_t a_stride, int64_t rows, const uint8_t* b, int64_t panel_stride, int panels,
                    int64_t length, const int32_t* start, int32_t* acc, int64_t acc_stride, bool fresh);
-  // For a few rows, or null: one block of 32 columns (64 of int4 that lies along n) without packing,
-  // acc[r][j] = the sums over k0 <= k < k0 + length; a and sums begin at k0. acc has room for a whole block. False: not
-  // for these weights or this many rows.
-  bool (*direct)(const QuantWeight& w, int64_t n, int64_t n0, int panels, int64_t k0, int64_t length, const int8_t* a,
-                 int64_t a_stride, int64_t rows, const int32_t* sums, int32_t* acc, int64_t acc_stride) = nullptr;
+  // For a few rows, or null: one block of 32 columns (64 of int4 that lies along n) without packing, the sums of each
+  // group of k0 <= k < k0 + length: acc[g * acc_group + r * acc_stride + j]; `sums` of the activations alike, sums[g *
+  // sums_group + r]. acc has room for whole blocks. False: not for these weights or this many rows.
+  bool (*direct)(const QuantWeight& w, int64_t n, int64_t n0, int panels, int64_t k0, int64_t length, int64_t group,
+                 const int8_t* a, int64_t a_stride, int64_t rows, const int32_t* sums, int64_t sums_group, int32_t* acc,
+                 int64_t acc_stride, int64_t acc_group) = nullptr;
 };
 
 // What goes on beside the products of a step of 64 values of k.
@@ -66,11 +67,25 @@ struct Target {
   bool streamed = false;  // lines of 64 bytes go past the caches, where that is supported
 };
 
-// What follows the integer sums, eight columns at a time. `scale` is that of the block's first column.
+// Integer sums of some groups and what makes floats of them; the strides are those from one group to the next.
+struct GroupSums {
+  const int32_t* acc;  // [rows, width] each
+  int64_t acc_group;
+  const float* scale;
+  int64_t scale_group;
+  int64_t step;  // 0: one scale for all columns
+  const float* zero;
+  int64_t zero_group;
+  const int32_t* a_sums;  // of the activations, [rows] each
+  int64_t a_sums_group;
+  int64_t groups;
+};
+
+// What follows the integer sums. `scale` is that of the block's first column.
 struct Finish {
-  // sums[r][j] (+)= (float(acc[r][j]) - zero[j] * a_sums[r]) * scale[j * step], j < n; rows of `width` values.
-  void (*combine)(const int32_t* acc, float* sums, int64_t width, int64_t rows, int64_t n, const float* scale,
-                  int64_t step, const float* zero, const int32_t* a_sums, bool first);
+  // sums[r][j] (+)= (float(acc[r][j]) - zero[j] * a_sums[r]) * scale[j * step] for all groups in order, j < n; rows of
+  // `width` values. first: there are no sums yet.
+  void (*combine)(const GroupSums& from, float* sums, int64_t width, int64_t rows, int64_t n, bool first);
   // Columns [n0, n0 + n) of `rows` rows, from acc or (with groups) from sums, which have `width` values a row.
   void (*store)(const QuantMatmul& call, int64_t row0, int64_t rows, int64_t n0, int64_t n, const int32_t* acc,
                 const float* sums, int64_t width, const float* scale, const Target& to);

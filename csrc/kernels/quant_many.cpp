@@ -18,16 +18,17 @@ bool all_normal(const float* values, int64_t count, float limit) {
 namespace {
 
 constexpr int64_t kStep = 64, kTileBytes = kStep * kColumns;
-constexpr int64_t kRows = 32, kPair = 2 * kColumns;
+constexpr int64_t kRows = 32, kPair = 2 * kColumns, kBlock = kRows * kPair;
 constexpr int kUnits = 3;                        // the one in use, the next one, and the one whose last results wait
+constexpr int64_t kTogether = 4;                 // groups whose sums are made floats together
 constexpr int64_t kStreamed = int64_t{1} << 20;  // values of a result that are too many for the caches
 constexpr int64_t kFirstLevel = 40960;           // bytes of weights that may stay in the first level
 
 // Rows of a block whose sums wait for what comes after them.
 struct Waiting {
-  int64_t row = 0, rows = 0, done = 0, group = 0, pair = 0;
+  int64_t row = 0, rows = 0, done = 0, group = 0, groups = 0, pair = 0;
   int unit = 0;
-  int32_t* acc = nullptr;
+  const int32_t* acc = nullptr;  // [groups, 32, 32]
 };
 
 // Columns that are packed together, as pairs of panels.
@@ -59,7 +60,7 @@ class Nest {
       units_[i].scales = values + 2 * i * factors, units_[i].zeros = units_[i].scales + factors;
     }
     sums_ = values + 2 * kUnits * factors, pair_ = sums_ + kRows * kPair;
-    acc_ = sums.get(2 * kRows * kPair);
+    acc_ = sums.get(2 * kTogether * kBlock);
     streamed_ = m_.parts == 1 && c_.out_dtype == DType::BF16 && c_.m * c_.out_stride >= kStreamed &&
                 reinterpret_cast<uintptr_t>(c_.out) % 64 == 0 && c_.out_stride % kPair == 0;
   }
@@ -83,10 +84,11 @@ class Nest {
         const uint8_t *first = panel(unit, pair, 0), *second = panel(unit, pair, 1);
         for (int64_t block = 0; block < blocks; ++block) {
           const int64_t row = row0_ + std::min(block * height, rows_ - height);
-          for (int64_t g = 0, slice = 0; g < m_.groups; ++g) {
-            const int64_t steps = std::min(steps_, slices_ - slice);
-            const int64_t each = rounded_up((height + steps - 1) / steps, 8);  // rows finished in a step
-            int32_t* acc = acc_ + turn++ % 2 * kRows * kPair;
+          for (int64_t g = 0, slice = 0; g < m_.groups; g += kTogether) {
+            const int64_t count = std::min(kTogether, m_.groups - g);
+            const int64_t all_steps = std::min(count * steps_, slices_ - slice);
+            const int64_t each = rounded_up((height + all_steps - 1) / all_steps, 8);  // rows finished in a step
+            int32_t* acc = acc_ + turn++ % 2 * kTogether * kBlock;
             auto beside = [&](int64_t step) {
               finish_until(std::min(waiting_.rows, waiting_.done + each));
               if (more) {
@@ -98,20 +100,24 @@ class Nest {
               }
             };
             using Body = decltype(beside);
-            if (u == begin) {  // the first unit is packed as it is wanted
-              for (; made < std::min(all_slices, (slice + 1) * m_.parts);) make(unit, made++);
+            for (int64_t i = 0; i < count; ++i) {
+              const int64_t steps = std::min(steps_, slices_ - slice);
+              if (u == begin) {  // the first unit is packed as it is wanted
+                for (; made < std::min(all_slices, (slice + 1) * m_.parts);) make(unit, made++);
+              }
+              m_.stream.block(height, m_.left.rows + row * m_.left.stride + (g + i) * m_.group, m_.left.stride,
+                              first + slice * kTileBytes, second + slice * kTileBytes, steps, inside_, once,
+                              {&beside, [](void* self, int64_t step) { (*static_cast<Body*>(self))(step); }});
+              inside_ = acc + i * kBlock;
+              slice += steps;
             }
-            m_.stream.block(height, m_.left.rows + row * m_.left.stride + g * m_.group, m_.left.stride,
-                            first + slice * kTileBytes, second + slice * kTileBytes, steps, waiting_.acc, once,
-                            {&beside, [](void* self, int64_t step) { (*static_cast<Body*>(self))(step); }});
             finish_until(waiting_.rows);
-            waiting_ = {row, height, 0, g, pair, now, acc};
-            slice += steps;
+            waiting_ = {row, height, 0, g, count, pair, now, acc};
           }
         }
       }
     }
-    if (waiting_.acc) m_.stream.flush(height, waiting_.acc);
+    if (inside_) m_.stream.flush(height, inside_);
     finish_until(waiting_.rows);
     m_.stream.end();
   }
@@ -206,10 +212,18 @@ class Nest {
     const Unit& u = units_[w.unit];
     const int64_t factors = (w.pair * m_.groups + w.group) * kPair;
     if (m_.grouped) {
-      finish_.combine(w.acc + at, sums_ + at, kPair, rows, kPair, u.scales + factors, 1,
-                      c_.zero ? u.zeros + factors : nullptr, m_.left.sums + w.group * c_.m + w.row + first,
-                      w.group == 0);
-      if (w.group + 1 < m_.groups) return;
+      const GroupSums from = {w.acc + at,
+                              kBlock,
+                              u.scales + factors,
+                              kPair,
+                              1,
+                              c_.zero ? u.zeros + factors : nullptr,
+                              kPair,
+                              m_.left.sums + w.group * c_.m + w.row + first,
+                              c_.m,
+                              w.groups};
+      finish_.combine(from, sums_ + at, kPair, rows, kPair, w.group == 0);
+      if (w.group + w.groups < m_.groups) return;
     }
     const int64_t item = static_cast<int64_t>(dtype_size(c_.out_dtype)), n = column(u, w.pair, 0),
                   target = w.row + first;
@@ -240,6 +254,7 @@ class Nest {
   uint8_t* weights_[2];
   float *sums_, *pair_;
   int32_t* acc_;
+  int32_t* inside_ = nullptr;  // where the sums go that the registers hold
   Waiting waiting_;
 };
 

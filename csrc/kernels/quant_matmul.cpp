@@ -146,6 +146,10 @@ class Scales {
     return static_cast<const float*>(call_.scale) + (call_.scale_step ? group * call_.n + block_.first(part) : group);
   }
 
+  int64_t step() const {  // between groups
+    return converted_ ? block_.parts * block_.width : call_.scale_step ? call_.n : 1;
+  }
+
  private:
   const QuantMatmul& call_;
   const Block& block_;
@@ -188,15 +192,24 @@ void run_block(const QuantMatmul& c, const QuantTiles& t, const Left& left, int6
   const int64_t panel_stride = unit_bytes * ((run + unit - 1) / unit);
   const int panels = b.panels * b.parts;
   uint8_t* weights = packed.get(panel_stride * panels);
-  int32_t* acc = accumulators.get(b.rows * width);
+  const int64_t groups = (c.k + group - 1) / group;
+  const bool few = t.direct && c.k > 0 && b.rows <= kBlockRows;
+  int32_t* acc = accumulators.get(b.rows * width * (few ? std::max<int64_t>(1, groups) : 1));
   float* sums = grouped ? float_sums.get(b.rows * width) : nullptr;
-  const Scales scales(c, b, grouped ? (c.k + group - 1) / group : 1);
-  const auto combine = [&](int64_t g) {
+  const Scales scales(c, b, grouped ? groups : 1);
+  const auto combine = [&](int64_t g, int64_t count) {  // their sums are in acc
     for (int p = 0; p < b.parts; ++p) {
-      const float *scale = scales.of(g, p), *zero = c.zero ? c.zero + g * c.n + b.first(p) : nullptr;
-      const int64_t at = p * b.width;
-      finish().combine(acc + at, sums + at, width, b.rows, b.columns, scale, c.scale_step, zero,
-                       left.sums + g * c.m + b.row0, g == 0);
+      const GroupSums from = {acc + p * b.width,
+                              b.rows * width,
+                              scales.of(g, p),
+                              scales.step(),
+                              c.scale_step,
+                              c.zero ? c.zero + g * c.n + b.first(p) : nullptr,
+                              c.n,
+                              left.sums + g * c.m + b.row0,
+                              c.m,
+                              count};
+      finish().combine(from, sums + p * b.width, width, b.rows, b.columns, g == 0);
     }
   };
   const auto pack = [&](int64_t k, int64_t length, uint8_t* to) {
@@ -204,21 +217,18 @@ void run_block(const QuantMatmul& c, const QuantTiles& t, const Left& left, int6
       t.pack(c.b, c.n, b.first(p), b.panels, k, length, to + p * b.panels * panel_stride, panel_stride);
     }
   };
-  const auto direct = [&](int64_t k, int64_t g) {
-    bool done = true;
+  // A very few rows are bound by memory all the time: what follows the sums of a group comes at once, in between.
+  bool done = few;
+  const int64_t piece = b.rows <= kFewRows ? group : c.k;
+  for (int64_t k = 0, g = 0; k < c.k && done; k += piece) {
     for (int p = 0; p < b.parts && done; ++p) {
-      done = t.direct(c.b, c.n, b.first(p), b.panels, k, std::min(group, c.k - k), left.rows + b.row0 * left.stride + k,
-                      left.stride, b.rows, left.sums + g * c.m + b.row0, acc + p * b.width, width);
+      done = t.direct(c.b, c.n, b.first(p), b.panels, k, std::min(piece, c.k - k), group,
+                      left.rows + b.row0 * left.stride + k, left.stride, b.rows, left.sums + g * c.m + b.row0, c.m,
+                      acc + p * b.width, width, b.rows * width);
     }
-    return done;
-  };
-  bool done = false;
-  if (t.direct && c.k > 0) {
-    for (int64_t k = 0, g = 0; k < c.k; k += group, ++g) {
-      done = direct(k, g);
-      if (!done) break;
-      if (grouped) combine(g);
-    }
+    const int64_t count = piece < c.k ? 1 : groups;
+    if (done && grouped) combine(g, count);
+    g += count;
   }
   if (!done && !grouped && c.k > 0 && c.k <= run) {  // one packing: rows are finished while their sums are at hand
     pack(0, c.k, weights);
@@ -238,7 +248,7 @@ void run_block(const QuantMatmul& c, const QuantTiles& t, const Left& left, int6
       pack(k, length, weights + at);
       t.multiply(left.rows + b.row0 * left.stride + k, left.stride, b.rows, weights + at, panel_stride, panels, length,
                  left.start + g * c.m + b.row0, acc, width, grouped || k == 0);
-      if (grouped) combine(g);
+      if (grouped) combine(g, 1);
     }
   }
   if (c.k == 0) std::memset(acc, 0, sizeof(int32_t) * static_cast<size_t>(b.rows * width));
