@@ -47,7 +47,7 @@ const Path& path() {
     if (isa() >= Isa::Avx2) return Path{widen_tiles_avx2(), kWidenFinishAvx2, &avx2_tiles(8)};
 #endif
     isa();
-    return Path{{multiply_portable}, ALOFT_WIDEN_FINISH, &portable_tiles()};
+    return Path{{multiply_portable, nullptr}, ALOFT_WIDEN_FINISH, &portable_tiles()};
   }();
   return chosen;
 }
@@ -85,9 +85,14 @@ void run_block(const WidenMatmul& c, const Left& left, int64_t group, int64_t ro
   uint8_t* weights = packed.get(panel_stride * panels);
   float *acc = accumulators.get(rows * width), *sums = totals.get(rows * width);
   const Path& p = path();
+  const bool direct =
+      p.tiles.direct && rows == 1 && columns == kBlockColumns && c.b.layout == QuantLayout::Panels && c.b.line == 32;
   for (int64_t k0 = 0, g = 0; k0 < c.k; ++g) {
     const int64_t end = std::min(c.k, (g + 1) * group);
-    for (int64_t k = k0; k < end; k += kRun) {
+    if (direct && k0 < end) {
+      p.tiles.direct(c.b, n0, k0, end - k0, left.rows + row0 * left.stride + k0, acc);
+    }
+    for (int64_t k = k0; k < end && !direct; k += kRun) {
       const int64_t length = std::min(kRun, end - k);
       p.pack->pack(c.b, c.n, n0, panels, k, length, weights, panel_stride);
       p.tiles.multiply(left.rows + row0 * left.stride + k, left.stride, rows, weights, panel_stride, panels, length,

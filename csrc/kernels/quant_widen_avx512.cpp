@@ -106,8 +106,59 @@ void multiply(const float* a, int64_t a_stride, int64_t rows, const uint8_t* b, 
   }
 }
 
+constexpr int64_t kAhead = 2048;  // bytes fetched before they are wanted: across pages, where hardware stops
+
+inline __m128i sixteen(const uint8_t* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); }
+
+void direct_bytes(const uint8_t* first, const uint8_t* second, int64_t length, const float* a, float* acc) {
+  __m512 sum[4] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()};
+#pragma GCC unroll 2
+  for (int64_t k = 0; k < length; ++k, first += 32, second += 32) {
+    if (k % 2 == 0) {
+      _mm_prefetch(reinterpret_cast<const char*>(first) + kAhead, _MM_HINT_T0);
+      _mm_prefetch(reinterpret_cast<const char*>(second) + kAhead, _MM_HINT_T0);
+    }
+    const __m512 x = _mm512_set1_ps(a[k]);
+    const uint8_t* from[4] = {first, first + 16, second, second + 16};
+#pragma GCC unroll 4
+    for (int p = 0; p < 4; ++p) {
+      sum[p] = _mm512_fmadd_ps(x, _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(sixteen(from[p]))), sum[p]);
+    }
+  }
+  for (int p = 0; p < 4; ++p) _mm512_storeu_ps(acc + 16 * p, sum[p]);
+}
+
+// Nibbles choose their floats from a table; even and odd columns are summed apart.
+void direct_nibbles(const uint8_t* from, int64_t length, const float* a, float* acc) {
+  const __m512 table = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1);
+  __m512 sum[4] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()};
+#pragma GCC unroll 2
+  for (int64_t k = 0; k < length; ++k, from += 32) {
+    if (k % 2 == 0) _mm_prefetch(reinterpret_cast<const char*>(from) + kAhead, _MM_HINT_T0);
+    const __m512 x = _mm512_set1_ps(a[k]);
+#pragma GCC unroll 2
+    for (int h = 0; h < 2; ++h) {
+      const __m512i pairs = _mm512_cvtepu8_epi32(sixteen(from + 16 * h));  // the index is the lower four bits
+      sum[2 * h] = _mm512_fmadd_ps(x, _mm512_permutexvar_ps(pairs, table), sum[2 * h]);
+      sum[2 * h + 1] = _mm512_fmadd_ps(x, _mm512_permutexvar_ps(_mm512_srli_epi32(pairs, 4), table), sum[2 * h + 1]);
+    }
+  }
+  const __m512i first = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(8));
+  for (int h = 0; h < 2; ++h) {
+    _mm512_storeu_ps(acc + 32 * h, _mm512_permutex2var_ps(sum[2 * h], first, sum[2 * h + 1]));
+    _mm512_storeu_ps(acc + 32 * h + 16, _mm512_permutex2var_ps(sum[2 * h], second, sum[2 * h + 1]));
+  }
+}
+
+void direct(const QuantWeight& w, int64_t n0, int64_t k0, int64_t length, const float* a, float* acc) {
+  const auto panel = [&](int64_t index) { return w.data + (index * w.stride + k0) * 32; };
+  if (w.bits == 4) return direct_nibbles(panel(n0 / 64), length, a, acc);
+  direct_bytes(panel(n0 / 32), panel(n0 / 32 + 1), length, a, acc);
+}
+
 }  // namespace
 
-WidenTiles widen_tiles_avx512() { return {multiply}; }
+WidenTiles widen_tiles_avx512() { return {multiply, direct}; }
 
 }  // namespace aloft::quant_detail

@@ -53,6 +53,8 @@ struct WidenTiles {
   // acc[r][p * 16 + j] = chain over k, from 0 when fresh; b as QuantTiles::pack leaves it with flip 0.
   void (*multiply)(const float* a, int64_t a_stride, int64_t rows, const uint8_t* b, int64_t panel_stride, int panels,
                    int64_t length, float* acc, int64_t acc_stride, bool fresh);
+  // Null, or one row and 64 columns of FRACTAL_NZ with lines of 32 bytes without packing: the same chains, from 0.
+  void (*direct)(const QuantWeight& w, int64_t n0, int64_t k0, int64_t length, const float* a, float* acc) = nullptr;
 };
 WidenTiles widen_tiles_avx2();
 WidenTiles widen_tiles_avx512();

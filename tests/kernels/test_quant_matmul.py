@@ -167,7 +167,14 @@ def test_a_row_depends_on_nothing_else(bits: int) -> None:
 @pytest.mark.parametrize("bits", BITS)
 def test_widened_weights(bits: int, dtype: str) -> None:
     half = 1 << (bits - 1)
-    for m, n, k, group in ((1, 40, 64, 0), (2, 130, 200, 64), (5, 33, 576, 32), (30, 64, 257, 128)):
+    for m, n, k, group in (
+        (1, 40, 64, 0),
+        (1, 200, 576, 96),
+        (1, 192, 1100, 0),
+        (2, 130, 200, 64),
+        (5, 33, 576, 32),
+        (30, 64, 257, 128),
+    ):
         groups = -(-k // group) if group else 1
         rng = np.random.default_rng([7, m])
         stored = round_to(rng.standard_normal((m, k)).astype(np.float32), dtype)
