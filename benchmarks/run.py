@@ -80,8 +80,8 @@ def main() -> None:
     parser.add_argument("--only-engines", action="store_true", help="leave out imports, route and servers")
     parser.add_argument(
         "--guard",
-        help="a command that runs while engines are measured (thrice a session: starts, prefill, decode), which begins "
-        "when it prints a line",
+        help="a command that runs while engines are measured and is begun anew about each minute; it has "
+        "to last for 90 s, and measuring begins when it prints a line",
     )
     parser.add_argument("--out", type=Path, help="one JSON file to write instead of those in benchmarks/results")
     args = parser.parse_args()

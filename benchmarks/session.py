@@ -22,6 +22,7 @@ from plan import PREFILL_SAMPLES, WARM_BATCH_LENGTH, WARM_PREFILLS, WARM_STEPS, 
 from results import Samples
 
 AGREE_TOKENS = 24
+GUARD_SECONDS = 55.0  # a turn that begins so long after the guard still ends under it
 # A sentence the greedy continuation of which every engine can be asked for (SmolLM2's tokens).
 _SENTENCE = [504, 3575, 282, 4649, 314]
 
@@ -38,6 +39,8 @@ class Sitting:
         self, session: Session, samples: Samples, roof: Roofline, logs: Path, guard: str | None = None
     ) -> None:
         self.guard = guard
+        self._guard: subprocess.Popen[bytes] | None = None
+        self._guard_ends = 0.0
         self.session = session
         self.samples = samples
         self.roof = roof
@@ -59,6 +62,7 @@ class Sitting:
                 last = start == session.starts - 1
                 with self._around():
                     for kind in session.kinds:
+                        self._renew()
                         self._start(kind, stack, keep=last)
             with self._around():
                 self._agree()
@@ -77,19 +81,31 @@ class Sitting:
     @contextmanager
     def _around(self) -> Iterator[None]:
         """The guard runs inside the block, which begins when it has printed a line."""
-        if self.guard is None:
-            yield
-            return
-        guard = subprocess.Popen(shlex.split(self.guard), stdout=subprocess.PIPE, process_group=0)
-        assert guard.stdout
+        self._renew()
         try:
-            guard.stdout.readline()
             yield
         finally:
-            with suppress(ProcessLookupError):
-                os.killpg(guard.pid, signal.SIGTERM)
-            guard.wait()
-            guard.stdout.close()
+            self._release()
+
+    def _renew(self) -> None:
+        """Between two turns: a guard that will not last for another one is begun anew."""
+        if self.guard is None or time.monotonic() < self._guard_ends:
+            return
+        self._release()
+        self._guard = subprocess.Popen(shlex.split(self.guard), stdout=subprocess.PIPE, process_group=0)
+        assert self._guard.stdout
+        self._guard.stdout.readline()
+        self._guard_ends = time.monotonic() + GUARD_SECONDS
+
+    def _release(self) -> None:
+        guard, self._guard, self._guard_ends = self._guard, None, 0.0
+        if guard is None:
+            return
+        with suppress(ProcessLookupError):
+            os.killpg(guard.pid, signal.SIGTERM)
+        guard.wait()
+        assert guard.stdout
+        guard.stdout.close()
 
     def _start(self, kind: Kind, stack: ExitStack, keep: bool) -> None:
         session = self.session
@@ -214,6 +230,7 @@ class Sitting:
             prompts = [self._prompts(1, length) for _ in range(WARM_PREFILLS + PREFILL_SAMPLES)]
             self.roof.sample(arithmetic=number == 0)
             for kind in self._order(length):
+                self._renew()
                 for place, prompt in enumerate(prompts):
                     self._ask(kind, "begin", _nothing if place < WARM_PREFILLS else note, prompts=prompt)
                     self._ask(kind, "end", _nothing)
@@ -235,13 +252,16 @@ class Sitting:
         # As many sequences, but short ones: some engines take half a minute for the long.
         warm_up = self._prompts(case.batch, min(case.prompt, WARM_BATCH_LENGTH))
         for kind in self._order(case.batch):
+            self._renew()
             self._ask(kind, "begin", _nothing, prompts=warm_up)
             self._ask(kind, "end", _nothing)
             self._ask(kind, "begin", whole, prompts=prompts)
             self._ask(kind, "decode", _nothing, steps=4)
         for _ in range(self.session.rounds):
+            self._renew()
             self.roof.sample()
             for kind in self._order(case.batch):
+                self._renew()
                 self._ask(kind, "decode", _nothing, steps=WARM_STEPS)  # another engine's weights are in the caches
                 self._ask(kind, "decode", note, steps=case.steps)
         for kind in list(self.workers):
