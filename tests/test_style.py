@@ -112,7 +112,10 @@ def test_instruction_set_files_are_only_reached_by_dispatch() -> None:
         if re.search(r"\b_mm512_", text):
             assert re.search(r"512|_amx$", path.stem) or "AVX512" in text, path
         if re.search(r"\b_tile_\w+\(", text):
-            assert path.stem == "tiles" or path.name.endswith("_amx.cpp"), path
+            assert path.stem == "tiles" or path.stem.endswith("_amx"), path
+            if path.name.endswith("_amx.h"):
+                users = [other for other in CPP if f'"kernels/{path.name}"' in other.read_text()]
+                assert users and all(other.name.endswith("_amx.cpp") for other in users), path
         if path.suffix == ".cpp" and re.search(r"\b_mm256_", text):
             assert re.search(r"_(avx2|avx512|amx)\.cpp$", path.name), path
 
