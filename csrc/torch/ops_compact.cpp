@@ -22,7 +22,10 @@ int64_t compact_weight(at::Tensor& weight) {
     return 0;
   }
   const int64_t rows = weight.size(0), cols = weight.size(1);
-  if (static_cast<int64_t>(weight.storage().nbytes()) < rows * cols * 2) return 0;
+  // The whole of its storage: the first rows of a larger matrix lie apart, panel by panel.
+  constexpr int64_t kRowsMore = 16 * 16 * 2;  // bytes
+  const int64_t left = static_cast<int64_t>(weight.storage().nbytes()) - rows * cols * 2;
+  if (left < 0 || left >= kRowsMore) return 0;
   void* const memory = weight.mutable_data_ptr();
   const torch_route::Turn turn(torch_route::current_stream(weight.device().index()), kName);
   return compact::make(memory, rows, cols) ? compact::view(memory, rows, cols).header->bytes : 0;

@@ -32,3 +32,10 @@ def test_layer_and_head(wanted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     for packed in (layer.weight.data, table.aloft_head.weight):
         assert (compact(packed) == 0) == (wanted or not possible)
         assert torch.equal(packed.cpu(), weight.t())
+
+
+def test_the_first_rows_of_a_matrix_are_not_taken_for_one() -> None:
+    weight = (torch.randn(256, 384) / 14).bfloat16()
+    packed = linear.pack(weight.t().contiguous().npu())
+    assert compact(packed[:128]) == 0
+    assert torch.equal(packed.cpu(), weight)

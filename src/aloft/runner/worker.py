@@ -17,6 +17,7 @@ from vllm.distributed.parallel_state import (
     destroy_model_parallel,
     ensure_model_parallel_initialized,
     init_distributed_environment,
+    model_parallel_is_initialized,
 )
 from vllm.logger import init_logger
 from vllm.utils.torch_utils import set_random_seed
@@ -89,6 +90,9 @@ class AloftWorker(WorkerBase):
             "gloo" if parallel.world_size == 1 else self.current_platform.dist_backend,
             None if seconds is None else timedelta(seconds=seconds),
         )
+        if model_parallel_is_initialized() and parallel.world_size == 1:
+            # an engine before this one in the process left its groups, those of a dense model without one for experts
+            destroy_model_parallel()
         ensure_model_parallel_initialized(
             parallel.tensor_parallel_size,
             parallel.pipeline_parallel_size,
