@@ -47,6 +47,7 @@ FROZEN = {
         "--reference",
         "--tokens",
         "--window",
+        "--additional-config",
         "--candidates",
         "--save",
         "--quantization",
