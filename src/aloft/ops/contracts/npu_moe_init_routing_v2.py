@@ -88,7 +88,9 @@ def _cases() -> Iterator[Case]:
             for label, view in layouts(x):
                 yield Case(f"{size}, {label}", (view, ids), call, dtype)
     rows = (make.integers((4, 16), -9, 9, I8), make.integers((4, 2), 0, 3, I32))
-    yield Case("int8 rows", rows, {"expert_num": 3, "expert_tokens_num_flag": True, "active_expert_range": [0, 3]})
+    yield Case(
+        "int8 rows", rows, {"expert_num": 3, "expert_tokens_num_flag": True, "active_expert_range": [0, 3]}, dtype=I8
+    )
 
 
 def _bad() -> Iterator[Bad]:

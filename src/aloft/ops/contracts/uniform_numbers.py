@@ -59,7 +59,7 @@ CONTRACT = Contract(
     schemas=("aloft::uniform_numbers",),
     formula="for every row of draws int64 [B, 3] (seed, offset, place): what Tensor.uniform_ puts at that place with a "
     "generator of that seed and offset, as float32 [B, 1] in [0, 1).",
-    dtypes=(torch.int64,),
+    dtypes=(torch.float32,),
     limits=("draws [B, 3] of any strides", "place >= 0"),
     tolerance={torch.float32: EXACT},
     reference=_reference,
