@@ -85,3 +85,13 @@ def test_peer_keys_are_accepted_with_the_reason(caplog):
 def test_no_key_is_in_two_classes():
     assert not config.KNOWN & WITHOUT_EFFECT.keys()
     assert all(WITHOUT_EFFECT.values())
+
+
+def test_of_an_engine() -> None:
+    class Engine:
+        additional_config: object = {"num_threads": 3}
+
+    assert config.of(None) == config.AloftConfig()
+    assert config.of(Engine()).num_threads == 3
+    Engine.additional_config = None
+    assert config.of(Engine()) == config.AloftConfig()

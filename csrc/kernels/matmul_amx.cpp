@@ -82,15 +82,6 @@ inline void make_tiles(const bf16* first, const bf16* second, const bf16* later_
   }
 }
 
-// The same of compact weights: units `first` and `second`.
-inline void make_tiles(const compact::Weights& w, __m512i table, int64_t first, int64_t second, int64_t later_first,
-                       int64_t later_second, bf16* to) {
-  compact::lines_of(w.unit(first), table, w.unit(later_first), to);
-  w.mend(first, to);
-  compact::lines_of(w.unit(second), table, w.unit(later_second), to + kTileValues);
-  w.mend(second, to + kTileValues);
-}
-
 // The weight tile of k0 .. k0 + 32, of which `count` exist (the others are zero), however it lies.
 void make_tile(const Source& s, int64_t k0, int64_t count, bf16* to) {
   if (s.kind == Source::kCompact) {
@@ -246,7 +237,6 @@ void multiply_few(const Product& c, const bf16* a, int64_t a_row, int64_t row0, 
   int64_t made = 0;  // steps, of all pairs
   const auto place = [&](int64_t step) { return ring + (step & (kRing - 1)) * 2 * kTileValues; };
   const bool panels_of_two = c.b.layout == WeightLayout::Panels;
-  const __m512i table = c.is_compact() ? compact::table_of(c.compact) : __m512i();
   constexpr int64_t kStepsAhead = 2;
   // `after`: what is made once `of` ends.
   const auto make = [&](const Sources& of, const Sources& after, int64_t s) {
@@ -254,12 +244,7 @@ void multiply_few(const Product& c, const bf16* a, int64_t a_row, int64_t row0, 
     if (panels_of_two && count == kStep && of.count == 2) {
       const bool ends = s + kStepsAhead >= steps;
       const Sources& later = ends ? after : of;
-      const int64_t ahead = s + kStepsAhead - (ends ? steps : 0), at = ahead * kTileValues;
-      if (c.is_compact()) {
-        make_tiles(c.compact, table, of.panel[0].unit + s, of.panel[1].unit + s, later.panel[0].unit + ahead,
-                   later.panel[1].unit + ahead, place(made++));
-        return;
-      }
+      const int64_t at = (s + kStepsAhead - (ends ? steps : 0)) * kTileValues;
       make_tiles(of.panel[0].data + s * kTileValues, of.panel[1].data + s * kTileValues, later.panel[0].data + at,
                  later.panel[1].data + at, place(made));
     } else {

@@ -99,6 +99,16 @@ def parse(additional_config: Mapping[str, Any] | None) -> AloftConfig:
     return AloftConfig(**values)
 
 
+def of(vllm_config: Any) -> AloftConfig:
+    """The AloftConfig of a ``VllmConfig``; the defaults for None, and where its ``additional_config`` is no mapping.
+
+    Raises:
+        ValueError: as ``parse``.
+    """
+    additional = vllm_config.additional_config if vllm_config is not None else None
+    return parse(additional if isinstance(additional, Mapping) else None)
+
+
 @functools.cache
 def _warn_once(key: str) -> None:
     logger.warning("additional_config key %r has no effect with aloft: %s", key, WITHOUT_EFFECT[key])

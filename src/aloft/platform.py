@@ -231,9 +231,7 @@ class AloftPlatform(Platform):
         from aloft import config, limits, offline, processes, quantization
         from aloft.runner import parent
 
-        settings = config.parse(
-            vllm_config.additional_config if isinstance(vllm_config.additional_config, dict) else None
-        )
+        settings = config.of(vllm_config)
         quantization.detect(vllm_config)
         quantization.require_all_weights(vllm_config)
         limits.check(vllm_config)

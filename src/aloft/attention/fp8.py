@@ -28,9 +28,7 @@ RECENT = ".recent"
 
 def window() -> int:
     """``kv_fp8_window`` of the engine whose model is being built."""
-    vllm_config = get_current_vllm_config_or_none()
-    additional = vllm_config.additional_config if vllm_config is not None else None
-    return config.parse(additional if isinstance(additional, dict) else None).kv_fp8_window
+    return config.of(get_current_vllm_config_or_none()).kv_fp8_window
 
 
 class Fp8Keys:

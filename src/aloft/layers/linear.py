@@ -55,9 +55,7 @@ def product(x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) ->
 
 def _settings() -> config.AloftConfig:
     """Those of the engine being built."""
-    vllm_config = get_current_vllm_config_or_none()
-    additional = vllm_config.additional_config if vllm_config is not None else None
-    return config.parse(additional if isinstance(additional, dict) else None)
+    return config.of(get_current_vllm_config_or_none())
 
 
 def packing_wanted() -> bool:

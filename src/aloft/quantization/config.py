@@ -193,6 +193,4 @@ def _other(described: LayerScheme | None, kind: str, prefix: str) -> Any:
 
 def _nz_wanted() -> bool:
     """Whether the engine being built packs quantized weights (``weight_nz_mode`` 1 or 2)."""
-    vllm_config = get_current_vllm_config_or_none()
-    additional = vllm_config.additional_config if vllm_config is not None else None
-    return settings.parse(additional if isinstance(additional, dict) else None).weight_nz_mode >= 1
+    return settings.of(get_current_vllm_config_or_none()).weight_nz_mode >= 1

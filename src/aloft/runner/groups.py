@@ -29,7 +29,6 @@ class CacheGroups:
         """shared: layers that share another one's cache, and that one."""
         self._builders: list[AloftMetadataBuilder] = []
         self._names: list[list[str]] = []  # layers of every group
-        self._with_recent: list[tuple[int, int, list[str]]] = []  # group, that of the newest tokens, layers
         place: dict[str, int] = {}
         for index, group in enumerate(config.kv_cache_groups):
             spec = kv.layer_spec(group.kv_cache_spec, group.layer_names[0])
@@ -43,6 +42,7 @@ class CacheGroups:
             if name in layers and kv.fp8_window(layers[name]):
                 recent = place[shared.get(name, name) + fp8.RECENT]
                 pairs.setdefault((index, recent), []).append(name)
+        # group, that of the newest tokens, layers
         self._with_recent = [(*groups, names) for groups, names in pairs.items()]
 
     def metadata(self, build: Callable[[AloftMetadataBuilder, int], AloftAttentionMetadata]) -> dict[str, Any]:

@@ -59,8 +59,7 @@ class AloftWorker(WorkerBase):
         # start-up (0.4 s each). vLLM freezes them too, when the engine stands.
         gc.freeze()
         parent.watch()
-        additional = self.vllm_config.additional_config
-        self.config = config.parse(additional if isinstance(additional, dict) else None)
+        self.config = config.of(self.vllm_config)
         self.threads = ThreadShare(self.config.num_threads)
         count = npu.device_count()
         if self.local_rank >= count:
