@@ -357,3 +357,13 @@ def test_pipeline_depth_that_cannot_be_is_refused() -> None:
     config = SimpleNamespace(scheduler_config=SimpleNamespace(async_scheduling=False))
     with pytest.raises(ValueError, match="--no-async-scheduling"):
         AloftPlatform._choose_pipeline(config, 2)
+
+
+@pytest.mark.parametrize(("cache", "window", "warns"), [("auto", 64, True), ("auto", 128, False), ("fp8", 64, False)])
+def test_a_window_without_an_fp8_cache_is_said(monkeypatch, cache, window, warns):
+    from aloft import platform
+
+    said: list[str] = []
+    monkeypatch.setattr(platform.logger, "warning_once", said.append)
+    platform._check_window(cache, window)
+    assert [("kv_fp8_window" in text) for text in said] == [True] * warns

@@ -235,6 +235,7 @@ class AloftPlatform(Platform):
         quantization.detect(vllm_config)
         quantization.require_all_weights(vllm_config)
         limits.check(vllm_config)
+        _check_window(vllm_config.cache_config.cache_dtype, settings.kv_fp8_window)
         model = vllm_config.model_config
         if model is not None:
             offline.hub_offline(model.model, model.tokenizer)
@@ -341,3 +342,11 @@ def _require_device() -> None:
     compat.check_version()
     if wrong := settings.complaint():
         raise PlatformUnavailable(f"{wrong}.")
+
+
+def _check_window(cache_dtype: str, window: int) -> None:
+    """Says so where ``kv_fp8_window`` was set for a cache that is none of 8-bit floats."""
+    from aloft import config, limits
+
+    if window != config.AloftConfig().kv_fp8_window and cache_dtype not in limits.FP8:
+        logger.warning_once("additional_config kv_fp8_window has no effect without --kv-cache-dtype fp8.")
