@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
+import subprocess
+import sys
 
 import checkpoints
 import numpy
@@ -232,6 +235,22 @@ def test_damaged(model, tmp_path):
         (tmp_path / "cut.gguf").write_bytes(content[:bytes_left])
         with pytest.raises(ValueError, match=rf"cut\.gguf \({bytes_left} bytes\) is cut off"):
             read(tmp_path / "cut.gguf")
+
+
+def test_what_is_no_gguf_file_is_told_before_anything_slow_is_imported(tmp_path):
+    (tmp_path / "none.gguf").write_text("hello")
+    check = (
+        "import sys\n"
+        "from aloft.quantization.gguf.folder import model_folder\n"
+        "try:\n"
+        "    model_folder(sys.argv[1])\n"
+        "except ValueError as error:\n"
+        '    sys.exit(f\'{error} {sorted({"torch", "vllm"} & sys.modules.keys())}\')\n'
+    )
+    environment = os.environ | {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "XDG_CACHE_HOME": str(tmp_path)}
+    command = [sys.executable, "-c", check, str(tmp_path / "none.gguf")]
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+    assert ended.stderr.strip().endswith("not with b'GGUF'. []"), ended.stderr
 
 
 def test_no_tokenizer(model, tmp_path):

@@ -273,6 +273,13 @@ def test_refusals(model, tmp_path):
         quantize(tmp_path / "made", tmp_path / "again", Settings("w8a16"))
 
 
+@pytest.mark.parametrize("form", ["modelslim", "compressed-tensors"])
+def test_groups_that_do_not_fit_are_refused_before_anything_is_made(form, model, text, tmp_path):
+    with pytest.raises(ValueError, match=r"groups of 128 .* 192 input features.*--group-size that does: 0, 32, 64$"):
+        quantize(model, tmp_path / "out", Settings("w4a16", form, group=128), text)
+    assert not (tmp_path / "out").exists()
+
+
 def test_mixed_precision(model, text, tmp_path):
     """The layers with the largest errors get 8 bits, within the budget; the description says which."""
     settings = Settings("w4a16", group=32, target_bits=5.0, samples=4, length=32)

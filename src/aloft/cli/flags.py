@@ -61,7 +61,8 @@ def additional_config(text: str) -> dict[str, Any]:
     try:
         config.parse(said)
     except ValueError as error:
-        raise UserError(f"{error}.") from error
+        text = str(error)
+        raise UserError(text if text.endswith("?") else f"{text}.") from error
     finally:
         logger.disabled = quiet
     return said

@@ -59,6 +59,17 @@ class Recipe:
         common = math.gcd(*features)
         return replace(self.fitted(common), sensitive_group=_largest(self.sensitive_group, common))
 
+    def check_groups(self, features: set[int]) -> None:
+        """Raises ValueError, before anything is computed, where groups do not divide all numbers of input features."""
+        wrong = sorted(count for count in features if self.group and not self.adapt and count % self.group)
+        if wrong:
+            common = math.gcd(*features)
+            fits = [0, *(size for size in range(32, common + 1, 32) if common % size == 0)]
+            raise ValueError(
+                f"groups of {self.group} do not divide the {wrong[0]} input features of this model's layers; "
+                f"--group-size that does: {', '.join(map(str, fits))}"
+            )
+
     @property
     def needs_text(self) -> bool:
         return self.gptq or self.smooth > 0 or self.activations == STATIC

@@ -111,6 +111,7 @@ def quantize(
     decoder = experts.Mixture(model) if mixture else Decoder(model)
     if settings.format == "modelslim":  # its description has one group size for all layers
         wanted = wanted.shared(decoder.input_features())
+    wanted.check_groups(decoder.input_features())
     run = _Run(decoder, out, settings, wanted, Path(calibration) if needs_text and calibration else None)
     return run.go(progress, overwrite)
 

@@ -52,9 +52,9 @@ def _folder(model: str) -> str:
 
 
 def _make(path: Path, made: Path) -> None:
+    index = read(path)  # what is no GGUF file is told before anything slow is imported
     from aloft.quantization.formats.gguf import Gguf
 
-    index = read(path)
     Gguf(index)  # what cannot be served is not worth a folder
     with tempfile.TemporaryDirectory(dir=made.parent) as work:
         new = Path(work) / "new"
