@@ -17,6 +17,8 @@ import psutil
 import pytest
 from commands import FAKE_VLLM, aloft, free_port
 
+from aloft.cli import serve
+
 
 @contextmanager
 def serving(log: Path, *arguments: str, mode: str = "") -> Iterator[tuple[subprocess.Popen[str], int]]:
@@ -78,8 +80,9 @@ def test_asks_one_question_and_ends_on_interrupt(tmp_path: Path, mode: str) -> N
         assert note["offline"] == {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
         started = time.monotonic()
         process.send_signal(signal.SIGINT)
-        assert process.wait(10) == 0
-        assert time.monotonic() - started < 5
+        assert process.wait(20) == 0
+        limit_s = 5 if mode != "stubborn" else serve.GRACE_S + serve.TRACKER_S + 5  # of which 5 are this machine's
+        assert time.monotonic() - started < limit_s
         assert all(gone(pid) for pid in note["pids"]), "server and engine end with the command"
         assert (note["shared_memory"] is not None) == (mode == "stubborn")
         assert not Path("/dev/shm", note["shared_memory"] or "none").exists(), "a killed server's is removed"

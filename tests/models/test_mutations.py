@@ -60,23 +60,23 @@ def _window_off_by_one(patch: pytest.MonkeyPatch, case: Case) -> None:
 
 def _stale_block(patch: pytest.MonkeyPatch, case: Case) -> None:
     """Keys and values of the last slot of every block are never written: what was there before is read."""
-    from aloft.attention import impl
+    from aloft.ops import decoder_layer
 
-    right = impl._write
+    right = decoder_layer.write_cache
 
-    def write(key: Any, value: Any, cache: Any, slots: Any) -> None:
-        block_size = cache.key.shape[1]
-        right(key, value, cache, torch.where(slots % block_size == block_size - 1, -1, slots))
+    def write(key: Any, value: Any, key_cache: Any, value_cache: Any, slots: Any) -> None:
+        block_size = key_cache.shape[1]
+        right(key, value, key_cache, value_cache, torch.where(slots % block_size == block_size - 1, -1, slots))
 
-    patch.setattr(impl, "_write", write)
+    patch.setattr(decoder_layer, "write_cache", write)
 
 
 def _swapped_head(patch: pytest.MonkeyPatch, case: Case) -> None:
     """Key heads are stored in reverse order."""
-    from aloft.attention import impl
+    from aloft.ops import decoder_layer
 
-    right = impl._write
-    patch.setattr(impl, "_write", lambda key, *rest: right(key.flip(1), *rest))
+    right = decoder_layer.write_cache
+    patch.setattr(decoder_layer, "write_cache", lambda key, *rest: right(key.flip(1), *rest))
 
 
 def _wrong_rope_base(patch: pytest.MonkeyPatch, case: Case) -> None:
