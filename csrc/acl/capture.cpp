@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
+#include <cstdlib>
+#include <cstring>
 #include <set>
 
 #include "acl/timing.h"
@@ -278,9 +280,19 @@ aclError check_unsafe_call(const char* what) {
   return kOk;
 }
 
+void poison_if_capturing(void* address, size_t size) {
+  if (g_active.load(std::memory_order_relaxed) > 0 && aloftPoisonSwitch()) std::memset(address, 0xff, size);
+}
+
 }  // namespace aloft
 
 using namespace aloft;
+
+ALOFT_API std::atomic<bool>& aloftPoisonSwitch() {
+  static const char* const contract = std::getenv("ALOFT_CONTRACT");
+  static std::atomic<bool> on{contract && !std::strcmp(contract, "strict")};
+  return on;
+}
 
 ALOFT_API aclError aclmdlRICaptureBegin(aclrtStream handle, int mode) {
   aclError code = kOk;

@@ -98,6 +98,8 @@ ALOFT_API int aloftCheckRange(const void* address, size_t size);
 // computes: called by operators that know it, and only while the switch is on.
 ALOFT_API std::atomic<bool>& aloftTimingSwitch();
 ALOFT_API void aloftTimingAddWork(double bytes, double operations);
+// On where ALOFT_CONTRACT is strict: what hardware leaves undefined is filled with a poison pattern.
+ALOFT_API std::atomic<bool>& aloftPoisonSwitch();
 // Zero-fills memory of any kind. Whole pages of device memory that were never touched stay untouched (they read as
 // zero), so clearing fresh memory costs nothing.
 ALOFT_API void aloftFillZero(void* address, size_t size);

@@ -304,6 +304,7 @@ ALOFT_API aclError aclrtMalloc(void** address, size_t size, int policy) {
   range.kind = RangeKind::Device;
   range.pages = std::move(pages);
   add_range(range);
+  poison_if_capturing(base, whole);
   *address = base;
   return kOk;
 }

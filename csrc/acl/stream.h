@@ -140,5 +140,8 @@ bool event_captured(const std::shared_ptr<EventState>& state);
 // kOk, or the error for a call that no capture in progress allows (`what` names the call).
 aclError check_capture_allows(Stream* stream, const char* what);
 aclError check_unsafe_call(const char* what);
+// Fresh device memory: what a capture allocates is its graph's own, and nothing is in it before a replay. In strict
+// mode it is filled with NaN (-1 as an integer), so that whoever reads results of a capture notices.
+void poison_if_capturing(void* address, size_t size);
 
 }  // namespace aloft

@@ -40,6 +40,7 @@ struct Export {
 struct Physical {
   std::shared_ptr<Pages> pages;
   int export_fd = -1;
+  bool fresh = false;  // never mapped
 };
 
 struct Table {
@@ -175,6 +176,7 @@ ALOFT_API aclError aclrtMallocPhysical(void** handle, size_t size, const void* p
   auto physical = std::make_unique<Physical>();
   physical->pages = Pages::allocate(static_cast<int>(wanted.location.id), round_up(size, kPage), Backing::File, &code);
   if (!physical->pages) return code;
+  physical->fresh = true;
   std::lock_guard<std::mutex> lock(table().mutex);
   *handle = physical.get();
   table().handles[physical.get()] = std::move(physical);
@@ -220,6 +222,8 @@ ALOFT_API aclError aclrtMapMem(void* address, size_t size, size_t offset, void* 
   range.pages_offset = offset;
   range.pages = pages;
   add_range(range);
+  if (it->second->fresh) poison_if_capturing(address, size);
+  it->second->fresh = false;
   return kOk;
 }
 

@@ -355,6 +355,7 @@ ALOFT_API int aloftSetContract(const char* mode) {
       return -1;
     }
     setting.wrong.clear();
+    aloftPoisonSwitch() = setting.contract == aloft::Contract::Strict;
   }
   return setting.wrong.empty() ? static_cast<int>(setting.contract) : -1;
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from pathlib import Path
 
@@ -27,6 +28,25 @@ def capture_records_and_replay_runs() -> None:
     for i in range(1, 6):
         graph.replay()
         assert count.item() == i and double.item() == 2 * i
+
+
+@check
+def results_of_a_capture_are_poisoned_in_strict_mode() -> None:
+    """ALOFT_CONTRACT=strict: what a capture has not computed is NaN, or -1, until a replay; nothing else is touched."""
+    strict = os.environ.get("ALOFT_CONTRACT") == "strict"
+    x, kept = (torch.full((1000,), 2.0, dtype=torch.bfloat16, device=DEVICE) for _ in range(2))
+    graph = torch.npu.NPUGraph()
+    with torch.npu.graph(graph):
+        y = x * 3
+        z = torch.exp(y.float())
+        index = y.argmax()
+        kept.add_(1)
+    assert bool(y.isnan().all()) == bool(z.isnan().all()) == strict
+    assert (index.item() == -1) == strict
+    assert kept.cpu().eq(2).all() and x.cpu().eq(2).all()
+    graph.replay()
+    assert y.cpu().eq(6).all() and kept.cpu().eq(3).all() and index.item() == 0
+    assert not z.isnan().any()
 
 
 @check
