@@ -96,6 +96,8 @@ def test_accepted_although_nothing_is_captured(model, engines):
     )
     (output,) = llm.generate(["hello there"], use_tqdm=False)
     assert output.outputs[0].token_ids
+    worker = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
+    assert worker.model_runner.graphs is None
 
 
 def test_the_cache_is_no_larger_than_the_requests_can_use(model, engines):

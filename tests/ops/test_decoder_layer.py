@@ -100,6 +100,31 @@ def test_captured_and_replayed_with_new_values() -> None:
         assert torch.equal(made.cpu(), want[0].cpu()) and torch.equal(residual.cpu(), want[1].cpu())
 
 
+def test_memory_in_between_does_not_grow_with_the_step_in_blocks() -> None:
+    """What mlp_block takes beside its results: in blocks the same for 4,096 tokens as for 2,048, else twice as much."""
+    width, inner = 64, 1024
+
+    def weight(rows: int, cols: int) -> torch.Tensor:
+        return torch.zeros(rows, cols, dtype=torch.bfloat16, device="npu")
+
+    weights = (weight(width, width), None, weight(1, width)[0], 1e-5, weight(width, 2 * inner), None)
+    down = weight(inner, width)
+
+    def taken(tokens: int, block_rows: int) -> int:
+        rows = weight(tokens, width)
+        torch.npu.synchronize()
+        torch.npu.reset_peak_memory_stats()
+        before = torch.npu.memory_allocated()
+        made = torch.ops.aloft.mlp_block(rows, rows, *weights, down, None, block_rows)
+        torch.npu.synchronize()
+        return torch.npu.max_memory_allocated() - before - sum(result.nbytes for result in made)
+
+    blocked = [taken(tokens, 512) for tokens in (2048, 4096)]
+    whole = [taken(tokens, 0) for tokens in (2048, 4096)]
+    assert blocked[0] == blocked[1] >= 512 * inner * 2
+    assert whole[1] > 1.9 * whole[0] and whole[0] > 3 * blocked[0]
+
+
 _WEIGHTS: dict[tuple[int, ...], torch.Tensor] = {}
 
 

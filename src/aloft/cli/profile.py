@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from aloft.runtime.timing import OperatorTimes
 
 WARM_UP_STEPS = 3
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,8 @@ class Stepped:
 
         from aloft.cli import profiled
 
-        self._clocks = profiled.SECONDS
+        self._clocks, self._time_detokenizers = profiled.SECONDS, profiled.time_detokenizers
+        self._text = any((settings.model / name).exists() for name in TOKENIZER_FILES)
         longest = max(settings.prefill, settings.prompt + WARM_UP_STEPS + settings.steps) + 8
         overlapped = computes_beside_host() and not settings.eager
         scheduler = profiled.TimedAsyncScheduler if overlapped else profiled.TimedScheduler
@@ -70,7 +72,7 @@ class Stepped:
                 enable_prefix_caching=False,
                 disable_log_stats=True,
                 enforce_eager=settings.eager,
-                skip_tokenizer_init=True,
+                skip_tokenizer_init=not self._text,
                 worker_cls=f"{profiled.__name__}.TimedWorker",
                 scheduler_cls=scheduler,
                 async_scheduling=overlapped,
@@ -90,9 +92,10 @@ class Stepped:
         for _ in range(batch):
             name = str(next(self._ids))
             ids = [self._random.randrange(self._vocabulary // 2) for _ in range(length)]
-            parameters = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+            parameters = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=self._text)
             self._engine.add_request(name, TokensPrompt(prompt_token_ids=ids), parameters)
             self._made[name] = 0
+        self._time_detokenizers(self._engine.output_processor)
 
     def until(self, tokens: int) -> None:
         """Step until every sequence has so many tokens."""
@@ -123,7 +126,8 @@ class Stepped:
             "operators": operators.seconds,
             "runner outside operators": runner - operators.seconds,
             "scheduler": scheduler,
-            "engine: inputs, outputs, the rest": total - runner - scheduler,
+            "detokenizer": parts.get("detokenize", 0.0),
+            "engine: inputs, outputs, the rest": total - runner - scheduler - parts.get("detokenize", 0.0),
         }
         return Measured(what, steps, total / steps, {name: t / steps for name, t in split.items()}, operators)
 
