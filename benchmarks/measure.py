@@ -82,7 +82,10 @@ def measure_route(repeats: int) -> list[Row]:
 
 
 def measure_steps(repeats: int) -> list[Row]:
-    """Milliseconds of a decode step in the operators and outside of them (`aloft profile`)."""
+    """Milliseconds of a decode step in the operators and outside of them (`aloft profile`).
+
+    Turning tokens into text counts apart: a server does it in another process, beside the next step.
+    """
     values: dict[tuple[str, int], list[float]] = {}
     environment = dict(os.environ, OMP_NUM_THREADS=str(THREADS))
     for _ in range(repeats):
@@ -92,9 +95,10 @@ def measure_steps(repeats: int) -> list[Row]:
             done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
             step = json.loads(done.stdout.strip().splitlines()[-1])["steps"][-1]
             parts = {name: 1e3 * seconds for name, seconds in step["parts"].items()}
-            in_operators = parts.pop("operators")
+            in_operators, text = parts.pop("operators"), parts.pop("detokenizer")
             named = {"runner outside operators": "step_runner", "scheduler": "step_scheduler"}
             figures = {"step_operators": in_operators, "step_outside_operators": sum(parts.values())}
+            figures["step_detokenization"] = text
             figures |= {named.get(name, "step_engine"): value for name, value in parts.items()}
             for figure, value in figures.items():
                 values.setdefault((figure, batch), []).append(value)

@@ -37,6 +37,11 @@ class Session:
     kinds: tuple[Kind, ...] = ()
 
     @property
+    def left_out(self) -> list[str]:
+        """Engines of the precision class that this session does not start."""
+        return [kind.name for kind in CLASSES[self.precision] if kind not in self.kinds]
+
+    @property
     def max_batch(self) -> int:
         """The widest batch."""
         return max((case.batch for case in self.decode), default=1)
@@ -69,6 +74,7 @@ def _decode(batches: tuple[int, ...], prompt: int) -> tuple[Decode, ...]:
 def full() -> Plan:
     """Everything the report names."""
     everything = _decode((1, 8, 32), 32) + _decode((1, 8, 32), 1024) + _decode((1,), 4096)
+    # of this shape the keys and values of 32 sequences of 1,024 tokens would take 4 GB in each of six engines
     narrow = _decode((1, 8, 32), 32) + _decode((1, 8), 1024) + _decode((1,), 4096)
     short = _decode((1, 8, 32), 32)
     smol, qwen, llama = "SmolLM2-135M", "Qwen3-0.6B-shape", "Llama-1B-shape"
@@ -90,7 +96,7 @@ def quick() -> Plan:
     """The figures that move most, against the peers that are quick to start."""
     smol = Session("SmolLM2-135M", "16-bit", (512,), _decode((1, 8, 32), 32), rounds=3)
     kinds = tuple(kind for kind in CLASSES["16-bit"] if kind.quick)
-    return Plan([_with_kinds(smol, kinds)], 1, 1, 1, (4.0,), 16, 3, ("aloft", "llama_cpp"))
+    return Plan([_with_kinds(smol, kinds)], 1, 1, 1, (2.0, 8.0, float("inf")), 16, 3, ("aloft", "llama_cpp"))
 
 
 def _with_kinds(session: Session, kinds: tuple[Kind, ...]) -> Session:

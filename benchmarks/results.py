@@ -4,7 +4,8 @@ rows:   {figure, model, engine, precision, batch, prompt, value, unit} and weigh
         min, max; value is the median
 ratios: {figure, model, precision, batch, prompt, aloft, best_peer, best_peer_value, ratio, bound_share}; a ratio above
         1 means that aloft is ahead, also where less is better; bound_share is the time the machine's limits leave (see
-        bounds.py) over the time aloft takes. Beside them: weights (aloft's; where a class has several forms each has a
+        bounds.py) over the time aloft takes (of step_operators: over what the operators of a decode step take). Beside
+        them: weights (aloft's; where a class has several forms each has a
         line, the best of a figure first), bound (memory, or the unit of the products), fma_share (of the float32 FMA
         peak alone), peers (the value of every other engine)
 """
@@ -21,7 +22,10 @@ from plan import Session
 
 Row = dict[str, Any]
 LESS_IS_BETTER = ("s", "ms", "MiB")
-COMPARED = ("prefill", "prefill_batch", "decode", "engine_start", "peak_memory", "time_to_first_token", "server_start")
+COMPARED = ("prefill", "prefill_batch", "decode", "engine_start", "peak_memory")
+COMPARED += ("time_to_first_token", "server_token", "server_start")
+ALONE = ("step_operators",)  # aloft's only, beside its bound
+BOUND = ("decode", "prefill", *ALONE)
 
 
 def row(figure: str, values: list[float], unit: str, **more: Any) -> Row:
@@ -63,7 +67,7 @@ def ratios(
     """
     groups: dict[tuple[str, str, str, int, int], list[Row]] = {}
     for entry in rows:
-        if entry["figure"] in COMPARED:
+        if entry["figure"] in COMPARED + ALONE:
             key = tuple(entry[name] for name in ("figure", "model", "precision", "batch", "prompt"))
             groups.setdefault(key, []).append(entry)  # type: ignore[arg-type]
     found = []
@@ -81,7 +85,7 @@ def ratios(
                 value = peers[0]["value"]
                 line |= {"best_peer": _name(peers[0]), "best_peer_value": value}
                 line["ratio"] = value / own if less else own / value
-            if model in shapes and figure in ("decode", "prefill"):
+            if model in shapes and figure in BOUND:
                 line |= _bound(line, shapes[model], Cost.of(weights, (layer_bytes or {}).get((model, weights))), roof)
             line["unit"] = entry["unit"]
             found.append(line)
@@ -93,13 +97,10 @@ def _name(entry: Row) -> str:
 
 
 def _bound(line: Row, shape: Shape, cost: Cost, roof: Roofline) -> Row:
-    rows = line["batch"] if line["figure"] == "decode" else line["prompt"]
-    taken = rows / line["aloft"]
-    least = (
-        shape.decode_bound(cost, rows, line["prompt"], roof)
-        if line["figure"] == "decode"
-        else shape.prefill_bound(cost, rows, roof)
-    )
+    prefill = line["figure"] == "prefill"
+    rows = line["prompt"] if prefill else line["batch"]
+    taken = line["aloft"] / 1e3 if line["figure"] in ALONE else rows / line["aloft"]
+    least = shape.prefill_bound(cost, rows, roof) if prefill else shape.decode_bound(cost, rows, line["prompt"], roof)
     work = sum(seconds * roof.peak(kind) for kind, seconds in least.parts.items())
     return {
         "bound_share": least.seconds / taken if least.seconds else None,

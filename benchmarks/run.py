@@ -30,6 +30,7 @@ from session import Sitting, say
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
+LEFT_OUT = "left out of this run (--quick or --engines)"
 
 
 def measure(*arguments: str, repeats: int) -> list[dict[str, Any]]:
@@ -109,7 +110,8 @@ def main() -> None:
         sitting.run()
         shapes[session.model] = sitting.shape()
         title = f"{session.model} {session.precision}"
-        missing[title], agreement[title], memory[title] = sitting.missing, sitting.agreement, sitting.memory
+        missing[title] = sitting.missing | dict.fromkeys(session.left_out, LEFT_OUT)
+        agreement[title], memory[title] = sitting.agreement, sitting.memory
         layer_bytes |= sitting.layer_bytes
     rows = samples.rows()
     if not args.only_engines:
@@ -120,6 +122,7 @@ def main() -> None:
         served = servers.measure(plan.first_token_repeats, plan.rates, plan.online_requests, names, logs)
         rows += served[0]
         report["online"], missing["servers"] = served[1:]
+        missing["servers"] |= {kind.name: LEFT_OUT for kind in servers.KINDS if kind.engine not in names}
     limits = {name: row(name, values, unit) for (name, unit), values in roof.samples.items()}
     report |= {
         "roofline": limits,

@@ -27,6 +27,7 @@ from session import say
 
 MODEL = "SmolLM2-135M"
 PROMPT_TOKENS = 32
+STREAM_TOKENS = 49  # of a request whose time from token to token counts
 START_SECONDS = 300.0
 KINDS = (
     Kind("aloft", "bf16"),
@@ -119,21 +120,37 @@ class Server:
 
     def first_token(self, prompt: str) -> float:
         """Seconds from the request to the first piece of text."""
-        body = {"model": str(models.folder(MODEL)), "prompt": prompt, "max_tokens": 8, "temperature": 0, "stream": True}
+        return self.stream(prompt, 8)[0]
+
+    def stream(self, prompt: str, tokens: int) -> tuple[float, float]:
+        """One request while the server is idle otherwise.
+
+        Returns:
+            Seconds from the request to the first piece of text, and from one token to the next after that (0 where the
+            text ended before it had so many tokens).
+        """
+        body = {"model": str(models.folder(MODEL)), "prompt": prompt, "max_tokens": tokens, "temperature": 0}
+        body |= {"stream": True, "ignore_eos": True}
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         started = time.perf_counter()
         connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
         response = connection.getresponse()
         if response.status != 200:
             raise RuntimeError(f"status {response.status}: {response.read(300).decode(errors='replace')}")
-        found = 0.0
+        found = last = 0.0
+        whole = False
         while line := response.readline():
-            if not found and line.startswith(b"data: {") and json.loads(line[6:])["choices"][0].get("text"):
-                found = time.perf_counter() - started
+            if not line.startswith(b"data: {"):
+                continue
+            choice = json.loads(line[6:])["choices"][0]
+            if choice.get("text"):
+                last = time.perf_counter() - started
+                found = found or last
+            whole = whole or choice.get("finish_reason") == "length"
         connection.close()
         if not found:
             raise RuntimeError("no text came")
-        return found
+        return found, (last - found) / (tokens - 1) if whole else 0.0
 
     def close(self) -> None:
         """End it."""
@@ -210,6 +227,15 @@ def measure(
                     times[server].append(server.first_token(text))
         for server, values in times.items():
             rows.append(row("time_to_first_token", values, "s", **common[server], batch=1, prompt=PROMPT_TOKENS))
+        # what the server's other processes take from the engine: to be held beside the engine's decode_step
+        steps: dict[Server, list[float]] = {server: [] for server in servers}
+        for text in prompts(repeats):
+            for server in servers:
+                with server.awake():
+                    steps[server].append(1e3 * server.stream(text, STREAM_TOKENS)[1])
+        for server, values in steps.items():
+            if values := [value for value in values if value]:
+                rows.append(row("server_token", values, "ms", **common[server], batch=1, prompt=PROMPT_TOKENS))
         for rate in rates:
             for server in servers:
                 if server.kind.engine == "llama_cpp":

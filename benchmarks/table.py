@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import targets
+
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 LATEST = ROOT / "benchmarks" / "results" / "latest.json"
@@ -29,7 +31,7 @@ def share(value: float | None) -> str:
 
 def what(line: Row) -> str:
     """`decode, batch 8, after 32 tokens`."""
-    words = line["figure"].replace("_", " ")
+    words = {"step_operators": "operators of a decode step"}.get(line["figure"], line["figure"].replace("_", " "))
     if line["figure"] == "prefill":
         return f"{words} {line['prompt']}"
     if line["batch"]:
@@ -84,6 +86,7 @@ def markdown(report: Row) -> str:
     """The whole report."""
     out = ["# Benchmark", "", machine_line(report), "", "## aloft against the best peer", ""]
     out += comparison(report, report["ratios"])
+    out += targets.section(report)
     out += ["", "## Every engine", "", *everything(report)]
     if report.get("agreement"):
         out += ["", "## Same greedy tokens", "", "| session | engine | leading tokens equal |", "|---|---|---|"]
@@ -110,7 +113,11 @@ def markdown(report: Row) -> str:
 def readme_part(report: Row) -> str:
     """The table of README.md."""
     lines = [line for line in report["ratios"] if line["prompt"] in README_FIGURES.get(line["figure"], ())]
-    return "\n".join([BEGIN, machine_line(report), "", *comparison(report, lines), END])
+    shown = {(line["model"], line["precision"]) for line in lines}
+    rows = [row for row in report["rows"] if (row["model"], row["precision"]) in shown and row["engine"] != "aloft"]
+    peers = dict.fromkeys(f"{row['engine']} {row['weights']}" for row in rows)
+    words = f"{machine_line(report)} Peers in this run: {', '.join(peers) or 'none'}."
+    return "\n".join([BEGIN, words, "", *comparison(report, lines), END])
 
 
 def wanted() -> tuple[str, str]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import http.server
 import json
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -15,14 +17,17 @@ BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 sys.path.append(str(BENCHMARKS))
 
 import plan  # noqa: E402
+import servers  # noqa: E402
 import session  # noqa: E402
 import table  # noqa: E402
+import targets  # noqa: E402
 import workers  # noqa: E402
 from bounds import Cost, Roofline, Shape, bf16_bytes, stored_layer_bytes  # noqa: E402
 from engines import CLASSES, Kind  # noqa: E402
-from results import Samples, ratios  # noqa: E402
+from results import Samples, ratios, row  # noqa: E402
 
 SHAPE = Shape(hidden=576, inner=1536, layers=30, heads=9, kv_heads=3, head_dim=64, vocabulary=49152)
+MODELS = {"SmolLM2-135M": SHAPE}
 SMOL = plan.Session("SmolLM2-135M", "16-bit", (512,), (plan.Decode(8, 32, 4),))
 ALOFT, LLAMA, LLAMA16 = Kind("aloft", "bf16"), Kind("llama_cpp", "f16"), Kind("llama_cpp", "bf16")
 
@@ -125,6 +130,101 @@ def test_each_form_of_a_class_has_a_line_the_best_first() -> None:
     assert other["peers"] == {"llama_cpp q4_0-repacked": 100.0, "llama_cpp q4_0": 40.0}
     least = SHAPE.decode_bound(Cost.of("w4a8", 0.6), 1, 32, roofline()).seconds
     assert other["bound_share"] == pytest.approx(least * 90)
+
+
+def test_operators_alone_are_beside_their_bound() -> None:
+    common = {"model": "SmolLM2-135M", "precision": "16-bit", "weights": "bf16", "batch": 1, "prompt": 32}
+    least = SHAPE.decode_bound(Cost.of("bf16"), 1, 32, roofline()).seconds
+    (line,) = ratios([row("step_operators", [2e3 * least], "ms", engine="aloft", **common)], MODELS, roofline())
+    assert line["bound_share"] == pytest.approx(0.5) and line["bound"] == "memory"
+    assert line["best_peer"] is line["ratio"] is None
+    assert table.what(line) == "operators of a decode step, batch 1, after 32 tokens"
+
+
+def report_of(**values: float) -> dict[str, Any]:
+    """aloft's decode at batch 32 and llama.cpp's, Python's milliseconds of a step, a server's start and the imports."""
+    common = {"model": "SmolLM2-135M", "precision": "16-bit", "weights": "bf16", "batch": 32, "prompt": 32}
+    rows = [
+        row("decode", [values["decode"]], "tok/s", engine="aloft", **common),
+        row("decode", [100.0], "tok/s", engine="llama_cpp", **common),
+        row("step_outside_operators", [values["host"]], "ms", engine="aloft", **common),
+        row("server_start", [values["server"]], "s", engine="aloft", **(common | {"batch": 0, "prompt": 0})),
+        row("import_torch_with_npu", [1.0], "s"),
+        row("import_vllm", [4.0], "s"),
+    ]
+    return {"rows": rows, "ratios": ratios(rows, MODELS, roofline()), "date": "2026-01-02", "missing": {}}
+
+
+def test_targets_say_what_holds() -> None:
+    good, bad = report_of(decode=250.0, host=2.5, server=12.9), report_of(decode=199.0, host=3.1, server=13.1)
+    for report, wanted in ((good, "yes"), (bad, "**no**")):
+        lines = targets.section(report)[3:]
+        assert len(lines) == 2 + 3
+        found = {line.split(" | ")[0][2:]: line.split(" | ")[3] for line in lines[2:]}
+        names = (
+            "step outside operators, batch 32, after 32 tokens",
+            "server start, beyond import torch with npu and import vllm",
+        )
+        assert {found[name] for name in names} == {wanted}
+    # the ratio is met, its share of the FMA peak is not
+    (decode,) = [line for line in targets.section(good) if line.startswith("| decode")]
+    assert "2.50 x llama_cpp bf16" in decode and "| **no** |" in decode
+    both = list(targets.table([("new.json", bad), ("old.json", good)]))
+    assert len(both) == 2 + len(targets.TARGETS)
+    assert sum("not measured" in line for line in both) == len(targets.TARGETS) - 3
+    assert all("new.json" in line for line in both if "not measured" not in line and line.startswith("| de"))
+
+
+def test_committed_reports_have_the_fields_that_others_read() -> None:
+    report = json.loads(table.LATEST.read_text())
+    for each in report["rows"]:
+        assert {"figure", "model", "engine", "precision", "batch", "prompt", "value", "unit"} <= set(each)
+    ratio = {"figure", "model", "precision", "batch", "prompt"}
+    ratio |= {"aloft", "best_peer", "best_peer_value", "ratio", "bound_share"}
+    for each in report["ratios"]:
+        assert ratio <= set(each)
+        assert each["best_peer"] is None or each["ratio"] == pytest.approx(
+            each["best_peer_value"] / each["aloft"]
+            if each["unit"] in ("s", "ms", "MiB")
+            else each["aloft"] / each["best_peer_value"]
+        )
+    assert {"decode", "prefill"} <= {each["figure"] for each in report["ratios"]}
+
+
+def test_engines_that_a_quick_run_leaves_out_are_named() -> None:
+    left = plan.quick().sessions[0].left_out
+    assert "vllm_cpu bf16" in left and "transformers bf16" in left and "aloft bf16" not in left
+    assert not any(sitting.left_out for sitting in plan.full().sessions)
+    assert min(len(plan.quick().rates), len(plan.full().rates)) >= 3
+
+
+def test_a_stream_gives_the_first_token_and_the_time_between_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stub(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            self.send_response(200)
+            self.end_headers()
+            count = min(asked["max_tokens"], 5)
+            for number in range(count):
+                time.sleep(0.05 if number == 0 else 0.02)
+                ends = "stop" if count < asked["max_tokens"] else "length"
+                choice = {"text": "a", "finish_reason": ends if number == count - 1 else None}
+                self.wfile.write(b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n")
+                self.wfile.flush()
+            self.wfile.write(b"data: [DONE]\n\n")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    monkeypatch.setattr(servers.models, "folder", lambda name: Path("a model"), raising=False)
+    with http.server.HTTPServer(("127.0.0.1", 0), Stub) as stub:
+        threading.Thread(target=stub.serve_forever, daemon=True).start()
+        server = object.__new__(servers.Server)
+        server.port = stub.server_port
+        first, each = server.stream("hello", 5)
+        assert first >= 0.05 and each >= 0.02
+        assert server.stream("hello", 9)[1] == 0, "a text that ended early tells nothing of its tokens"
+        stub.shutdown()
 
 
 def test_an_engine_that_takes_one_token_at_a_time_is_left_out_of_batches(tmp_path: Path) -> None:

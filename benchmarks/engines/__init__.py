@@ -41,6 +41,11 @@ class Kind:
     form: str = "folder"  # "folder": Hugging Face folder, "gguf": GGUF file, "aloft": what `aloft quantize` makes
     quick: bool = False  # whether `--quick` measures it
 
+    @property
+    def name(self) -> str:
+        """As reports name it."""
+        return f"{self.engine} {self.precision}"
+
 
 # Precision class -> who competes in it. In a class all weights take the same bits; activations are the engine's choice.
 CLASSES: dict[str, tuple[Kind, ...]] = {
