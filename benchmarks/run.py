@@ -11,6 +11,7 @@ import argparse
 import datetime
 import json
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
@@ -86,6 +87,8 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, help="one JSON file to write instead of those in benchmarks/results")
     args = parser.parse_args()
+    # engines and servers lie stopped in process groups of their own: whoever ends this program ends them through it
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     plan = chosen(plans.quick() if args.quick else plans.full(), args)
     started = time.monotonic()
     bounds.build()

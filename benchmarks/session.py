@@ -259,7 +259,7 @@ class Sitting:
             self._ask(kind, "decode", _nothing, steps=4)
         for _ in range(self.session.rounds):
             self._renew()
-            self.roof.sample()
+            self.roof.sample(arithmetic=not self.roof.fma)  # where no prefill has sampled it
             for kind in self._order(case.batch):
                 self._renew()
                 self._ask(kind, "decode", _nothing, steps=WARM_STEPS)  # another engine's weights are in the caches

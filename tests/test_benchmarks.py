@@ -316,6 +316,28 @@ def test_every_engine_warms_up_alike_in_each_turn_of_prefill(monkeypatch: pytest
     assert {7 / entry["max"] for entry in rows} <= counted  # none of them is of a warm-up
 
 
+def test_decoding_alone_has_its_bound_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class Engine:
+        def ask(self, call: str, **arguments: Any) -> dict[str, Any]:
+            return {"seconds": 1.0}
+
+    roof, sampled = Roofline(2), list[bool]()
+
+    def sample(arithmetic: bool = False) -> None:
+        sampled.append(arithmetic)
+        roof.samples = roofline().samples
+
+    monkeypatch.setattr(session.models, "VOCABULARY", {"SmolLM2-135M": 49_152}, raising=False)
+    monkeypatch.setattr(roof, "sample", sample)
+    sitting = plan.Session("SmolLM2-135M", "16-bit", (), (plan.Decode(1, 4, 2),), 3, kinds=(ALOFT,))
+    measured = session.Sitting(sitting, Samples(), roof, tmp_path)
+    measured.workers = {ALOFT: Engine()}  # type: ignore[dict-item]
+    measured._decode(sitting.decode[0])
+    assert sampled == [True, False, False]
+    (line,) = [line for line in ratios(measured.samples.rows(), MODELS, roof) if line["figure"] == "decode"]
+    assert line["bound_share"] and line["fma_share"]
+
+
 def test_a_worker_says_what_went_wrong_and_sleeps_between_calls(tmp_path: Path) -> None:
     kind = Kind("nonesuch", "bf16")
     with workers.Worker(kind, tmp_path / "log") as worker:
