@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy
@@ -70,3 +73,67 @@ def test_window_longer_than_the_model(model, text):
 def test_more_candidates_than_tokens(model, text):
     with pytest.raises(UserError, match=r"--candidates must be at most 320, the vocabulary of .*, not 321"):
         evaluate(model, EvalSettings(text, window=64, candidates=321))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"kv_cache_dtype": "bogus"}, r"--kv-cache-dtype must be auto, bfloat16, fp8 or fp8_e4m3, not bogus\.$"),
+        ({"text": "short"}, r"--text has 5 tokens; a window needs 64 \(--window\)$"),
+        ({"text": "none"}, r"--text .*none is not a file\.$"),
+        ({"save": "away/scores.npz"}, r"--save .*away/scores\.npz: there is no folder .*away\.$"),
+        ({"save": "."}, r"--save .* is a folder; name a file, such as .*scores\.npz\.$"),
+    ],
+)
+def test_mistakes_are_told_before_an_engine_starts(changes, words, model, text, tmp_path, monkeypatch):
+    import vllm
+
+    monkeypatch.setattr(vllm, "LLM", None)
+    (tmp_path / "short").write_text("short")
+    said = {name: tmp_path / value if name in ("text", "save") else value for name, value in changes.items()}
+    with pytest.raises(UserError, match=words):
+        evaluate(model, EvalSettings(**({"text": text, "window": 64} | said)))
+    assert [file.name for file in tmp_path.iterdir()] == ["short"]
+
+
+def test_a_reference_of_other_tokens(model, text, tmp_path, monkeypatch):
+    """Also told before the first model is scored."""
+    import vllm
+
+    monkeypatch.setattr(vllm, "LLM", None)
+    other = tmp_path / "other"
+    shutil.copytree(model, other)
+    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    tokenizer["model"]["merges"] = [["t", "h"]]
+    tokenizer["model"]["vocab"]["th"] = 300
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(UserError, match="--reference makes other tokens of the text"):
+        evaluate(model, EvalSettings(text, window=64, reference=other))
+
+
+def test_json_is_a_row_of_the_table(model, text, tmp_path, capsys):
+    from aloft.quantizer import Settings, quantize
+
+    made = quantize(model, tmp_path / "out", Settings("w8a16"))
+    settings = EvalSettings(
+        text, window=64, tokens=126, save=tmp_path / "scores", reference=model, as_json=True, candidates=5
+    )
+    assert evaluate(tmp_path / "out", settings) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["scheme"], said["weight_ratio"], said["tokens"]) == ("w8a16", made.weight_ratio, 126)
+    for name in ("accuracy_kept", "perplexity_rise", "kl"):
+        low, high = said[f"{name}_95"]
+        assert low is not None and low <= said[name] <= high
+    assert 0.9 < said["accuracy_kept"] <= 1.1 and -1e-6 < said["kl"] < 0.01
+    plain = EvalSettings(text, window=64, tokens=126, reference=tmp_path / "scores", as_json=True, candidates=5)
+    assert evaluate(model, plain) == 0  # what --save wrote has the name that was given
+    said = json.loads(capsys.readouterr().out)
+    assert (said["scheme"], said["weight_ratio"]) == ("bfloat16", 1.0)
+
+
+def test_the_reports_rows():
+    """The accuracy table that is committed: rows as the issue asks, everything else beside them."""
+    said = json.loads((Path(__file__).parents[2] / "benchmarks/results/quantization-latest.json").read_text())
+    keys = {"scheme", "accuracy_kept", "perplexity_rise", "kl", "weight_ratio", "tokens"}
+    assert said["rows"] and all(set(row) == keys and row["tokens"] >= 100_000 for row in said["rows"])
+    assert set(said["details"]) == {row["scheme"] for row in said["rows"]}

@@ -37,32 +37,38 @@ def evaluate(model: Path, settings: EvalSettings) -> int:
     from aloft.evaluation.compare import compare, summary
     from aloft.evaluation.scores import Scores
 
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    os.environ["VLLM_LOGGING_STREAM"] = "ext://sys.stderr"  # standard output is for the result
     model = Path(served_folder(str(model)))
     require_folder(model)
     if settings.reference is not None and not settings.reference.is_file():
         require_folder(settings.reference)
-    if not settings.text.is_file():
-        raise UserError(f"--text {settings.text} is not a file.")
-    if settings.window < 2 or settings.candidates < 1:
-        raise UserError("--window must be at least 2 and --candidates at least 1.")
+    _check(settings)
     try:
         reference = None
         if settings.reference is not None and settings.reference.is_file():
             reference = Scores.load(settings.reference)
+        first = _prepared(model, settings, settings.kv_cache_dtype)
+        second = None  # before the first is scored: its mistakes are told now
+        if settings.reference is not None and reference is None:
+            second = _prepared(settings.reference, settings)
+            if second.pieces != first.pieces:
+                raise ValueError("--reference makes other tokens of the text: only models of one tokenizer compare")
         kept = None if settings.save is None else _parts(model, settings)
-        scores = _score(model, settings, _engine(settings), kept)
+        scores = _score(first, settings, _engine(settings), kept)
         if settings.save is not None and kept is not None:
             scores.save(settings.save)
             shutil.rmtree(kept, ignore_errors=True)
-        if settings.reference is not None and reference is None:
-            reference = _score(settings.reference, settings, {})
+        if second is not None:
+            reference = _score(second, settings, {})
         compared = compare(scores, reference) if reference is not None else None
     except ValueError as error:
         raise UserError(str(error)) from error
     plain = summary(scores)
     if settings.as_json:
-        said: dict[str, Any] = {"model": str(model), "text": settings.text.name, **dataclasses.asdict(plain)}
-        print(json.dumps(said | (dataclasses.asdict(compared) if compared else {}), indent=1))
+        said = {"model": str(model), "text": settings.text.name, **_how(first), **dataclasses.asdict(plain)}
+        print(json.dumps(said | (compared.row() if compared else {}), indent=1))
         return 0
     print(f"tokens      {plain.tokens}")
     print(f"perplexity  {plain.perplexity:.4f}")
@@ -75,17 +81,70 @@ def evaluate(model: Path, settings: EvalSettings) -> int:
     return 0
 
 
-def require_fit(model: Path, window: int, candidates: int) -> None:
-    """Raises UserError where the model takes no window of that length and the token after it, or its vocabulary has
-    fewer tokens than candidates."""
-    from vllm.engine.arg_utils import EngineArgs
+def _check(settings: EvalSettings) -> None:
+    """Raises UserError for what is wrong whatever the model."""
+    if not settings.text.is_file():
+        raise UserError(f"--text {settings.text} is not a file.")
+    if settings.window < 2 or settings.candidates < 1:
+        raise UserError("--window must be at least 2 and --candidates at least 1.")
+    save = settings.save
+    if save is not None and not save.parent.is_dir():
+        raise UserError(f"--save {save}: there is no folder {save.parent}.")
+    if save is not None and save.is_dir():
+        raise UserError(f"--save {save} is a folder; name a file, such as {save / 'scores.npz'}.")
 
-    config = EngineArgs(model=str(model), skip_tokenizer_init=True).create_model_config()
-    longest, vocabulary = config.max_model_len, config.get_vocab_size()
-    if candidates > vocabulary:
-        raise UserError(f"--candidates must be at most {vocabulary}, the vocabulary of {model}, not {candidates}.")
-    if window >= longest:
-        raise UserError(f"--window must be at most {longest - 1} for {model}, whose length is {longest}, not {window}.")
+
+@dataclass(frozen=True)
+class _Prepared:
+    """A model that takes the text: its configuration and the windows, in its tokens."""
+
+    model: Path
+    config: Any
+    pieces: list[list[int]]
+
+
+def _prepared(model: Path, settings: EvalSettings, kv_cache_dtype: str = "auto") -> _Prepared:
+    """What can be checked before an engine starts, which takes seconds.
+
+    Raises:
+        UserError: the model takes no window of that length and the token after it, its vocabulary has fewer tokens than
+            candidates, the text has not a window's tokens, or the cache's dtype is not served.
+    """
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.tokenizers import cached_tokenizer_from_config
+
+    from aloft import limits
+    from aloft.evaluation.scores import windows
+
+    window, candidates = settings.window, settings.candidates
+    with told():
+        config = EngineArgs(model=str(model)).create_model_config()
+        longest, vocabulary = config.max_model_len, config.get_vocab_size()
+        if candidates > vocabulary:
+            raise UserError(f"--candidates must be at most {vocabulary}, the vocabulary of {model}, not {candidates}.")
+        if window >= longest:
+            raise UserError(
+                f"--window must be at most {longest - 1} for {model}, whose length is {longest}, not {window}."
+            )
+        for refusal in limits.cache_dtype_refusal(kv_cache_dtype, str(config.dtype)):
+            raise UserError(refusal)
+        tokenizer: Any = cached_tokenizer_from_config(config)
+        text = settings.text.read_text(encoding="utf-8", errors="replace")
+        return _Prepared(model, config, windows(tokenizer(text, verbose=False)["input_ids"], window, settings.tokens))
+
+
+def _how(prepared: _Prepared) -> dict[str, Any]:
+    """How the model is quantized, as the row of a table says it: what ``aloft quantize`` noted, or the format's name
+    (then what the weights take of their bfloat16 bytes is not known)."""
+    report = prepared.model / "aloft-quantize.json"
+    if report.is_file():
+        said = json.loads(report.read_text())
+        return {"scheme": said["settings"]["scheme"], "weight_ratio": said["weight_ratio"]}
+    quantized = prepared.config.quantization
+    return {
+        "scheme": quantized or str(prepared.config.dtype).removeprefix("torch."),
+        "weight_ratio": None if quantized else 1.0,
+    }
 
 
 def _engine(settings: EvalSettings) -> dict[str, Any]:
@@ -105,20 +164,16 @@ def _parts(model: Path, settings: EvalSettings) -> Path:
     return settings.save.with_name(f"{settings.save.name}.{hashlib.sha256(said.encode()).hexdigest()[:12]}.parts")
 
 
-def _score(model: Path, settings: EvalSettings, engine: dict[str, Any], kept: Path | None = None) -> Any:
-    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-    os.environ["VLLM_LOGGING_STREAM"] = "ext://sys.stderr"  # standard output is for the result
+def _score(prepared: _Prepared, settings: EvalSettings, engine: dict[str, Any], kept: Path | None = None) -> Any:
     from rich.console import Console
     from rich.progress import Progress
     from vllm import LLM
 
-    from aloft.evaluation.scores import score, windows
+    from aloft.evaluation.scores import score
 
     with told():
-        require_fit(model, settings.window, settings.candidates)
         llm = LLM(
-            model=str(model),
+            model=str(prepared.model),
             **engine,
             max_model_len=settings.window + 1,
             max_num_seqs=8,
@@ -126,9 +181,7 @@ def _score(model: Path, settings: EvalSettings, engine: dict[str, Any], kept: Pa
             enable_prefix_caching=False,
             disable_log_stats=True,
         )
-    tokenizer: Any = llm.get_tokenizer()
-    text = settings.text.read_text(encoding="utf-8", errors="replace")
-    pieces = windows(tokenizer(text, verbose=False)["input_ids"], settings.window, settings.tokens)
+    pieces = prepared.pieces
     with Progress(console=Console(stderr=True)) as bar:
-        task = bar.add_task(model.name, total=len(pieces))
+        task = bar.add_task(prepared.model.name, total=len(pieces))
         return score(llm, pieces, settings.candidates, lambda done, total: bar.update(task, completed=done), kept)

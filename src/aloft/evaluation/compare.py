@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy
 
@@ -38,6 +40,14 @@ class Comparison:
     perplexity_rise: Interval
     kl: Interval
 
+    def row(self) -> dict[str, Any]:
+        """Each value by its name, and its interval under the name with ``_95``; None for what is no number."""
+        made: dict[str, Any] = {}
+        for name, held in vars(self).items():
+            value, *ends = [part if math.isfinite(part) else None for part in (held.value, held.low, held.high)]
+            made |= {name: value, f"{name}_95": ends}
+        return made
+
 
 def summary(scores: Scores) -> Summary:
     return Summary(len(scores.loss), float(numpy.exp(scores.loss.mean())), float(scores.hit.mean()))
@@ -56,7 +66,8 @@ def compare(scores: Scores, reference: Scores, seed: int = 0) -> Comparison:
     losses = _by_window(scores.loss - reference.loss, scores)
     counts = _by_window(numpy.ones(len(scores.loss)), scores)
     draws = numpy.random.default_rng(seed).integers(0, windows, (_RESAMPLES, windows))
-    kept = _interval(sums[0].sum() / sums[1].sum(), sums[0][draws].sum(1) / sums[1][draws].sum(1))
+    with numpy.errstate(divide="ignore", invalid="ignore"):  # windows without a hit of the reference
+        kept = _interval(sums[0].sum() / sums[1].sum(), sums[0][draws].sum(1) / sums[1][draws].sum(1))
     rise = _interval(numpy.expm1(losses.sum() / counts.sum()), numpy.expm1(losses[draws].sum(1) / counts[draws].sum(1)))
     drift = _by_window(divergence(scores, reference), scores)
     return Comparison(kept, rise, _interval(drift.sum() / counts.sum(), drift[draws].sum(1) / counts[draws].sum(1)))
@@ -86,5 +97,6 @@ def _by_window(values: numpy.ndarray, scores: Scores) -> numpy.ndarray:
 
 
 def _interval(value: float, draws: numpy.ndarray) -> Interval:
-    low, high = numpy.quantile(draws, (0.025, 0.975))
+    finite = draws[numpy.isfinite(draws)]
+    low, high = numpy.quantile(finite, (0.025, 0.975)) if len(finite) else (math.nan, math.nan)
     return Interval(float(value), float(low), float(high))

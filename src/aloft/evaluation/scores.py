@@ -29,7 +29,8 @@ class Scores:
     logs: numpy.ndarray
 
     def save(self, file: Path) -> None:
-        numpy.savez_compressed(file, **vars(self))
+        with file.open("wb") as opened:  # by name, numpy would add a suffix
+            numpy.savez_compressed(opened, **vars(self))
 
     @classmethod
     def load(cls, file: Path) -> Scores:
