@@ -141,6 +141,8 @@ def test_recipes():
         ("w4a8", None, False),
         ("w4a16", None, None, "best"),
         ("w4a16", None, None, "smoothquant"),
+        ("w8a16", None, None, "awq"),
+        ("w4a4", None, None, "awq"),
     ):
         with pytest.raises(ValueError, match="--"):
             recipe(*bad)

@@ -106,10 +106,16 @@ def quantize(
     scheme: Annotated[str, typer.Option(help="float, w8a16, w8a8-dynamic, w8a8-static, w4a16, w4a8 or w4a4.")],
     calib: Annotated[Path | None, typer.Option(help="Calibration text, UTF-8.")] = None,
     format: Annotated[str, typer.Option(help="modelslim or compressed-tensors.")] = "modelslim",
-    algorithm: Annotated[str, typer.Option(help="auto (the scheme's own), minmax, mse, gptq or smoothquant.")] = "auto",
+    algorithm: Annotated[
+        str, typer.Option(help="auto (the scheme's own), minmax, mse, gptq, smoothquant or awq.")
+    ] = "auto",
     group_size: Annotated[int | None, typer.Option(help="Inputs that share a scale, 0 for a whole row.")] = None,
     symmetric: Annotated[
-        bool | None, typer.Option("--symmetric/--asymmetric", help="Without or with zero point.")
+        bool | None,
+        typer.Option(
+            "--symmetric/--asymmetric",
+            help="Without or with zero point: of w4a16's weights, of w8a8-static's activations.",
+        ),
     ] = None,
     kv: Annotated[str, typer.Option(help="auto, or int8: keys and values with a scale a channel.")] = "auto",
     target_bits: Annotated[

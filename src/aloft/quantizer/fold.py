@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -34,27 +35,45 @@ def smooth(layer: Any, inputs: dict[str, StageInputs], exponent: float, head_dim
     """
     for stage, (names, before) in STAGES.items():
         peak = inputs[stage].peak
+        width = peak.numel()
         reach = torch.stack([submodule(layer, name).weight.data.float().abs().amax(0) for name in names]).amax(0)
-        source = submodule(layer, before)
         if stage == "o":
-            rows = source.weight.shape[0]
-            peak, reach = (_over_group(part, rows, head_dim) for part in (peak, reach))
-        factor = peak.clamp(min=1e-5) ** exponent / reach.clamp(min=1e-5) ** (1 - exponent)
-        factor = (factor / factor.log().mean().exp()).clamp(1 / 32, 32)
-        wide = factor if stage != "o" else _spread_group(factor, inputs[stage].peak.numel(), head_dim)
-        _scale_inputs(layer, names, wide)
-        if source.weight.dim() == 1:
-            source.weight.data = source.weight.data.float() / factor
-        else:
-            source.weight.data = source.weight.data.float() / factor[:, None]
-            if source.bias is not None:
-                source.bias.data = source.bias.data.float() / factor
+            rows = submodule(layer, before).weight.shape[0]
+            peak, reach = (over_group(part, rows, head_dim, torch.amax) for part in (peak, reach))
+        factor = levelled(peak.clamp(min=1e-5) ** exponent / reach.clamp(min=1e-5) ** (1 - exponent))
+        move(layer, stage, factor, width, head_dim)
 
 
-def _over_group(part: torch.Tensor, rows: int, head_dim: int) -> torch.Tensor:
-    """The largest of the query heads that read each value channel: ``[heads * d]`` to ``[kv_heads * d]``."""
+def levelled(factor: torch.Tensor) -> torch.Tensor:
+    """Factors whose geometric mean is one, none of them extreme."""
+    return (factor / factor.log().mean().exp()).clamp(1 / 32, 32)
+
+
+def move(layer: Any, stage: str, factor: torch.Tensor, width: int, head_dim: int) -> None:
+    """Multiplies the weights of a stage by a factor an input channel, and divides what makes these inputs by it.
+
+    factor: ``[width]``; for ``o`` one a value channel, ``[kv_heads * d]``.
+    """
+    names, before = STAGES[stage]
+    _scale_inputs(layer, names, for_inputs(stage, factor, width, head_dim))
+    source = submodule(layer, before)
+    if source.weight.dim() == 1:
+        source.weight.data = source.weight.data.float() / factor
+    else:
+        source.weight.data = source.weight.data.float() / factor[:, None]
+        if source.bias is not None:
+            source.bias.data = source.bias.data.float() / factor
+
+
+def for_inputs(stage: str, factor: torch.Tensor, width: int, head_dim: int) -> torch.Tensor:
+    """``move``'s factor, one for each of the stage's inputs ``[width]``."""
+    return factor if stage != "o" else _spread_group(factor, width, head_dim)
+
+
+def over_group(part: torch.Tensor, rows: int, head_dim: int, of: Callable[..., torch.Tensor]) -> torch.Tensor:
+    """One value for the query heads that read each value channel: ``[heads * d]`` to ``[kv_heads * d]``."""
     kv_heads = rows // head_dim
-    return part.view(kv_heads, -1, head_dim).amax(1).flatten()
+    return of(part.view(kv_heads, -1, head_dim), 1).flatten()
 
 
 def _spread_group(factor: torch.Tensor, size: int, head_dim: int) -> torch.Tensor:

@@ -15,7 +15,8 @@ class Recipe:
     group: input features that share a scale, 0 for a whole row. adapt: the group is the largest multiple of 32 up to
     that which divides the input features. activations: ``float``, ``token`` (a scale a token) or
     ``static`` (one calibrated scale). rotate: Hadamard rotations folded into the weights. kronecker: an online rotation
-    before each quantized product. smooth: exponent of SmoothQuant's migration, 0 for none. gptq: error feedback;
+    before each quantized product. smooth: exponent of SmoothQuant's migration, 0 for none. awq: AWQ's search for scales
+    of input channels. gptq: error feedback;
     otherwise nearest rounding. rounds: of scales and codes descending together after that. symmetric_inputs: no offset
     of static activations. sensitive: layers whose activations keep 8 bits in a 4-bit scheme (with groups of
     sensitive_group at most), or a scale a token in a static one.
@@ -31,6 +32,7 @@ class Recipe:
     rotate: bool = False
     kronecker: bool = False
     smooth: float = 0.0
+    awq: bool = False
     gptq: bool = False
     rounds: int = 2
     search: bool = True
@@ -72,7 +74,7 @@ class Recipe:
 
     @property
     def needs_text(self) -> bool:
-        return self.gptq or self.smooth > 0 or self.activations == STATIC
+        return self.gptq or self.awq or self.smooth > 0 or self.activations == STATIC
 
 
 def _largest(limit: int, features: int) -> int:
@@ -117,7 +119,7 @@ def recipe(scheme: str, group: int | None = None, symmetric: bool | None = None,
 
     Args:
         algorithm: ``auto`` (the scheme's own), ``minmax`` or ``mse`` (nearest rounding), ``gptq``, ``smoothquant``
-            (in the place of rotations, for 8-bit activations).
+            (in the place of rotations, for 8-bit activations), ``awq`` (in the place of both, for 4-bit weights).
 
     Raises:
         ValueError: an unknown scheme or algorithm, or one that does not go with the scheme.
@@ -132,9 +134,12 @@ def recipe(scheme: str, group: int | None = None, symmetric: bool | None = None,
             raise ValueError(f"--group-size must be 0 or a multiple of 32, not {group}")
         found = replace(found, group=group, adapt=False)
     if symmetric is not None:
-        if not symmetric and found.scheme != "w4a16":
-            raise ValueError(f"--asymmetric goes with w4a16 only, not with {found.scheme}")
-        found = replace(found, symmetric=symmetric)
+        if found.activations == STATIC:
+            found = replace(found, symmetric_inputs=symmetric)
+        elif not symmetric and found.scheme != "w4a16":
+            raise ValueError(f"--asymmetric goes with w4a16 and w8a8-static, not with {found.scheme}")
+        else:
+            found = replace(found, symmetric=symmetric)
     if algorithm in ("minmax", "mse"):
         found = replace(found, gptq=False, smooth=0.0, rotate=False, search=algorithm == "mse", sensitive=())
     elif algorithm == "gptq":
@@ -143,6 +148,10 @@ def recipe(scheme: str, group: int | None = None, symmetric: bool | None = None,
         if found.activation_bits != 8:
             raise ValueError(f"--algorithm smoothquant goes with 8-bit activations, not with {found.scheme}")
         found = replace(found, smooth=0.5, rotate=False)
+    elif algorithm == "awq":
+        if found.bits != 4 or found.kronecker:
+            raise ValueError(f"--algorithm awq goes with w4a16 and w4a8, not with {found.scheme}")
+        found = replace(found, awq=True, gptq=False, rotate=False)
     elif algorithm != "auto":
-        raise ValueError(f"--algorithm must be auto, minmax, mse, gptq or smoothquant, not {algorithm!r}")
+        raise ValueError(f"--algorithm must be auto, minmax, mse, gptq, smoothquant or awq, not {algorithm!r}")
     return found

@@ -25,6 +25,7 @@ from aloft.quantizer.lesson import Ends, teach
 from aloft.quantizer.modelslim import ModelSlimWriter
 from aloft.quantizer.recipe import Recipe, recipe
 from aloft.quantizer.rotation import orthogonal
+from aloft.quantizer.search import search
 from aloft.quantizer.statistics import Stream, advance, cache_peaks, observe
 from aloft.quantizer.text import windows
 
@@ -180,6 +181,10 @@ class _Run:
         if self.recipe.smooth:
             assert stream is not None
             fold.smooth(layer, observe(layer, stream), self.recipe.smooth, self.head_dim)
+            _to_bfloat16(layer)
+        if self.recipe.awq:
+            assert stream is not None
+            search(layer, observe(layer, stream), self.recipe.of, self.head_dim)
             _to_bfloat16(layer)
         inputs = observe(layer, stream) if stream is not None else None
         floats = {name: parameter.data for name, parameter in layer.named_parameters()} if self.settings.tune else {}
