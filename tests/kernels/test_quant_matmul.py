@@ -191,8 +191,23 @@ def test_widened_weights(bits: int, dtype: str) -> None:
             assert np.array_equal(got, first), layout
 
 
+def extremes() -> None:
+    """The largest sums of one sign that are possible, and rows that alternate, on every path of the kernels."""
+    for bits in BITS:
+        half = 1 << (bits - 1)
+        for m, n, k in ((1, 32, 64), (3, 33, 1000), (8, 64, 2048), (40, 64, 1001)):
+            for x in (-128, 127):
+                for y in (-half, half - 1):
+                    a, w = np.full((m, k), x), np.full((k, n), y)
+                    w[:, 1::2] = half - 1
+                    a[-1, ::2] = -128
+                    for layout in LAYOUTS:
+                        assert np.array_equal(quant_matmul(a, lay_out(w, bits, layout), "int32"), a @ w), (x, y, layout)
+
+
 def digest() -> int:
     """One number for everything the kernels give on a set of calls."""
+    extremes()
     value = 0
     for bits in BITS:
         for m, n, k, group in (

@@ -158,6 +158,7 @@ def test_cost_of_a_layer(form):
         (group(weights=INT8 | {"symmetric": False}), ["weights.symmetric"]),
         (group(input_activations=TOKEN | {"strategy": "group"}), ["input_activations", "group"]),
         (group(output_activations=TOKEN), ["output_activations"]),
+        (group(weights=INT8 | {"actorder": "random"}), ["group_0", "actorder", "random"]),
         (group() | {"kv_cache_scheme": {"num_bits": 8}}, ["kv_cache_scheme"]),
         (group() | {"transform_config": {"a": 1}}, ["transform_config"]),
         (group() | {"format": "bogus"}, ["format", "bogus", "pack-quantized"]),
@@ -181,7 +182,7 @@ def test_grouped():
     assert awq.linear("model.layers.11.o_proj", ["model.layers.11.o_proj"]) is not None
     assert awq.linear("lm_head", ["lm_head"]) is None
     assert Gptq({"bits": 8, "group_size": -1}).linear("a", ["a"]).name == "w8a16"
-    for bad in ({"bits": 4, "group_size": 0}, {"bits": 3, "group_size": 64}, {"bits": 8, "group_size": 64}):
+    for bad in ({"bits": 4, "group_size": 0}, {"bits": 3, "group_size": 64}):
         with pytest.raises(ValueError, match="gptq"):
             Gptq(bad)
     with pytest.raises(ValueError, match="version"):

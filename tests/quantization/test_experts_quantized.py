@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 
 import checkpoints
 import pytest
@@ -19,39 +18,6 @@ CASES = [  # writer, its arguments, how activations are rounded
     ("gptq", (32, True), ""),
     ("awq", (32, False), ""),
 ]
-
-
-def compressed(model, folder, bits, act, group):
-    """An int-quantized compressed-tensors folder of symmetric weights, one code a byte."""
-    shutil.copytree(model, folder, ignore=shutil.ignore_patterns("*.safetensors*"))
-    made, values, top = {}, {}, 2 ** (bits - 1) - 1
-    for name, tensor in checkpoints.tensors(model).items():
-        if not name.endswith(("proj.weight", "w1.weight", "w2.weight", "w3.weight")):
-            made[name] = tensor
-            continue
-        layer, parts = name.removesuffix(".weight"), tensor.float().reshape(len(tensor), -1, group or tensor.shape[1])
-        scale = parts.abs().amax(-1) / top
-        codes = (parts / scale[..., None]).round()
-        values[layer] = (codes.double() * scale.double()[..., None]).reshape(tensor.shape)
-        made[name], made[f"{layer}.weight_scale"] = codes.reshape(tensor.shape).to(torch.int8), scale
-    weights = {"num_bits": bits, "type": "int", "symmetric": True, "strategy": "group" if group else "channel"}
-    tokens = {"num_bits": act, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
-    said = {
-        "quant_method": "compressed-tensors",
-        "format": "int-quantized",
-        "ignore": ["lm_head", r"re:.*\.gate$", r"re:.*shared_expert_gate$"],
-        "config_groups": {
-            "all": {
-                "targets": ["Linear"],
-                "weights": weights | ({"group_size": group} if group else {}),
-                "input_activations": tokens if act else None,
-            }
-        },
-    }
-    save_file(made, folder / "model.safetensors", {"format": "pt"})
-    config = json.loads((folder / "config.json").read_text()) | {"quantization_config": said}
-    (folder / "config.json").write_text(json.dumps(config))
-    return values
 
 
 def rounded(x):
@@ -123,7 +89,7 @@ def experts_model(tmp_path_factory):
 def test_formats(writer, changes, activations, experts_model, tmp_path):
     folder = tmp_path / "out"
     if writer == "compressed":
-        values = compressed(experts_model, folder, *changes)
+        values = checkpoints.int_quantized(experts_model, folder, *changes)
     else:
         values = checkpoints.grouped(experts_model, folder, writer, *changes)
     check_experts(folder, values, activations)
@@ -196,7 +162,7 @@ def test_what_is_missing_is_named(experts_model, tmp_path):
     """A tensor of one expert that the checkpoint lacks, or that has another size."""
     import inprocess
 
-    compressed(experts_model, tmp_path / "out", 8, 8, 0)
+    checkpoints.int_quantized(experts_model, tmp_path / "out", 8, 8, 0)
     whole = checkpoints.tensors(tmp_path / "out")
     name = "model.layers.1.mlp.experts.3.up_proj.weight_scale"
     for tensors, told in (

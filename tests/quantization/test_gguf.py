@@ -223,6 +223,9 @@ def test_damaged(model, tmp_path):
     (tmp_path / "none.gguf").write_bytes(b"GGUX" + bytes(64))
     with pytest.raises(ValueError, match=r"none\.gguf is no GGUF file: it begins with b'GGUX'"):
         model_folder(str(tmp_path / "none.gguf"))
+    (tmp_path / "none.gguf").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"none\.gguf is no GGUF file: it is empty\.$"):
+        model_folder(str(tmp_path / "none.gguf"))
     write(model, tmp_path / "whole.gguf", "Q8_0", more={"llama.rope.scaling.type": "yarn"})
     with pytest.raises(ValueError, match=r"several|2 GGUF files \(none\.gguf, whole\.gguf\)"):
         gguf.find(tmp_path)

@@ -8,11 +8,11 @@ def schemes() -> int:
     from aloft.ops.registry import standard
     from aloft.quantization.registry import methods
 
-    known = set(standard().names())
+    known = {schema for contract in standard().all() for schema in contract.schemas}
     missing = 0
     for (scheme, kind), cls in methods().items():
         for place, operator in enumerate(cls.operators):  # type: ignore[attr-defined]
-            here = operator.partition("::")[2] in known
+            here = operator in known
             missing += not here
             head = f"{scheme} ({kind})" if place == 0 else ""
             print(f"{head:<26} {operator:<40} {'here' if here else 'missing'}")

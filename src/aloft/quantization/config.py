@@ -94,10 +94,8 @@ class AloftQuantizationConfig(QuantizationConfig):
             described = description.linear(prefix, shard_names(prefix, self.packed_modules_mapping))
             if described is None:
                 return UnquantizedLinearMethod() if isinstance(layer, LinearBase) else None
-            kind = registry.LINEAR if isinstance(layer, LinearBase) else registry.EMBEDDING
+            kind = registry.LINEAR if isinstance(layer, LinearBase) else registry.HEAD
             cls = registry.method(described.name, kind, prefix)
-            if kind == registry.EMBEDDING:
-                return cls(described, prefix)
             return AloftQuantizedLinearMethod(described, cls(nz=_nz_wanted()), prefix)  # type: ignore[return-value]
         if isinstance(layer, VocabParallelEmbedding):
             return _other(description.embedding(prefix), registry.EMBEDDING, prefix)

@@ -74,6 +74,7 @@ class AloftQuantizedLinearMethod(LinearMethodBase):
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         if getattr(layer, "aloft_ready", False):
             return  # a second pass (reload of other layers, sleep) finds the operators' tensors
+        self._pad(layer)
         self.loading.check(layer, self.created, len(self.shape.outputs), self.described.storage.signed_scales)
         weight = self.described.storage.read(layer, self.shape)
         packed = self.scheme.pack(weight, self.shape)
@@ -82,6 +83,14 @@ class AloftQuantizedLinearMethod(LinearMethodBase):
         for name, tensor in packed.items():
             layer.register_parameter(name, torch.nn.Parameter(tensor, requires_grad=False))
         layer.aloft_ready = True  # type: ignore[assignment]
+
+    def _pad(self, layer: Any) -> None:
+        """Rows of a head beyond the vocabulary, which vLLM fills with zeros, get a scale a row can have."""
+        vocabulary = getattr(layer, "org_vocab_size", None)
+        for name in self.created if vocabulary is not None else ():
+            parameter = getattr(layer, name)
+            if parameter.is_floating_point() and getattr(parameter, "output_dim", None) == 0:
+                parameter.data[vocabulary:].fill_(1.0 if "scale" in name else 0.0)
 
     def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])

@@ -11,8 +11,8 @@ import pkgutil
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-LINEAR, EXPERTS, KV_CACHE, EMBEDDING = "linear", "experts", "kv-cache", "embedding"
-KINDS = (LINEAR, EXPERTS, KV_CACHE, EMBEDDING)
+LINEAR, HEAD, EXPERTS, KV_CACHE, EMBEDDING = "linear", "lm-head", "experts", "kv-cache", "embedding"
+KINDS = (LINEAR, HEAD, EXPERTS, KV_CACHE, EMBEDDING)
 
 _T = TypeVar("_T", bound=type)
 _methods: dict[tuple[str, str], type] = {}

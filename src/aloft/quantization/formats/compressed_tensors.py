@@ -11,6 +11,8 @@ from aloft.quantization.formats.compressed_tensors_storage import BytesStorage, 
 
 NAME = "compressed-tensors"
 _FORMATS = ("int-quantized", "naive-quantized", "pack-quantized", "mixed-precision")
+#: ``actorder`` -> whether columns have groups of their own (``weight_g_idx``); the others tell of calibration only
+_ORDERS = {"group": True, "dynamic": True, True: True, "weight": False, "static": False, False: False, None: False}
 
 
 class CompressedTensors:
@@ -131,12 +133,13 @@ def _scheme(group: str, content: Mapping[str, Any], form: str | None) -> LayerSc
     if not isinstance(size, int) or (strategy == "group" and size <= 0):
         raise ValueError(f"{where}: weights.group_size must be a positive number, not {size!r}.")
     symmetric = weights.get("symmetric", True)
-    ordered = weights.get("actorder") in ("group", True)
+    order = weights.get("actorder")
+    if order not in _ORDERS:
+        raise ValueError(f"{where}: weights.actorder must be group, dynamic, weight, static or null, not {order!r}.")
+    ordered = _ORDERS[order]
     packed = form == "pack-quantized" or (form == "mixed-precision" and bits == 4 and not activations)
     if activations is None:
         name = "w8a16" if bits == 8 else "w4a16"
-        if bits == 8 and size:
-            raise ValueError(f"{where}: 8-bit weights with groups are not supported.")
     else:
         name = _activations(where, bits, activations)
         if not symmetric:

@@ -23,12 +23,11 @@ class BytesStorage(make.Unsigned):
     per_tensor: bool = False
 
     def create(self, layer: torch.nn.Module, shape: LayerShape) -> None:
-        groups = shape.groups(self.group)
         make.add(layer, "weight", make.weight(shape))
-        scale = make.per_tensor(shape) if self.per_tensor else make.per_group(shape, groups, torch.float32)
+        scale = make.per_tensor(shape) if self.per_tensor else make.per_group(shape, self.group, torch.float32)
         make.add(layer, "weight_scale", scale)
         if not self.symmetric:
-            zero = make.per_tensor(shape) if self.per_tensor else make.per_group(shape, groups, torch.int8)
+            zero = make.per_tensor(shape) if self.per_tensor else make.per_group(shape, self.group, torch.int8)
             make.add(layer, "weight_zero_point", zero)
         if self.static:
             make.add(layer, "input_scale", make.per_tensor(shape))
@@ -63,22 +62,16 @@ class PackedStorage(make.Unsigned):
     static: bool
 
     def create(self, layer: torch.nn.Module, shape: LayerShape) -> None:
-        groups, rows, count = shape.groups(self.group), sum(shape.outputs), 32 // self.bits
+        rows, count = sum(shape.outputs), 32 // self.bits
         if self.static:
             raise ValueError(f"{shape.name}: static activations need the format int-quantized.")
         if shape.inputs % count or (not self.symmetric and any(part % count for part in shape.outputs)):
             raise ValueError(f"{shape.name}: {shape.inputs} x {shape.outputs} codes do not fill whole int32 words.")
         stored = make.packed_weight(shape, (rows, shape.inputs // count), torch.int32, 0, 1, count)
         make.add(layer, "weight_packed", stored)
-        make.add(layer, "weight_scale", make.per_group(shape, groups, torch.float32))
+        make.add(layer, "weight_scale", make.per_group(shape, self.group, torch.float32))
         if not self.symmetric:
-            size = (rows // count, groups)
-            zero = (
-                make.packed_column(shape, size, torch.int32, 0, count)
-                if groups == 1
-                else make.packed_weight(shape, size, torch.int32, 0, 0, count)
-            )
-            make.add(layer, "weight_zero_point", zero)
+            make.add(layer, "weight_zero_point", make.packed_zeros(shape, self.group, torch.int32, 0, count))
         if self.ordered:
             if shape.split_inputs:
                 raise ValueError(f"{shape.name}: weights in activation order cannot be split over ranks.")

@@ -22,8 +22,6 @@ class Grouped:
             raise ValueError(f"{self.name}: group_size must be positive or -1, not {group!r}.")
         self.bits: int = bits  # type: ignore[assignment]
         self.group = max(group, 0)
-        if self.bits == 8 and self.group:
-            raise ValueError(f"{self.name}: 8-bit weights with groups are not supported: group_size must be -1.")
         self.left_out = frozenset(left_out)
         self.head = head
         self.rules: tuple[re.Pattern[str], ...] = ()

@@ -15,16 +15,6 @@ from aloft.quantization.weight import QuantizedWeight, unpack_int32
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
-def _zeros(layer: torch.nn.Module, shape: LayerShape, groups: int, count: int) -> None:
-    size = (groups, sum(shape.outputs) // count)
-    zeros = (
-        make.packed_column(shape, size, torch.int32, 1, count)
-        if groups == 1
-        else make.packed_weight(shape, size, torch.int32, 1, 1, count)
-    )
-    make.add(layer, "qzeros", zeros)
-
-
 def _whole_words(shape: LayerShape, count: int) -> None:
     if shape.inputs % count or any(part % count for part in shape.outputs):
         raise ValueError(f"{shape.name}: {shape.inputs} x {shape.outputs} codes do not fill whole int32 words.")
@@ -39,11 +29,11 @@ class AwqStorage(make.Unsigned):
 
     def create(self, layer: torch.nn.Module, shape: LayerShape) -> None:
         _whole_words(shape, 8)
-        groups, rows = shape.groups(self.group), sum(shape.outputs)
+        rows = sum(shape.outputs)
         make.add(layer, "qweight", make.packed_weight(shape, (shape.inputs, rows // 8), torch.int32, 1, 1, 8))
         if self.zero_point:
-            _zeros(layer, shape, groups, 8)
-        make.add(layer, "scales", make.per_group(shape, groups, torch.float32, output_dim=1))
+            make.add(layer, "qzeros", make.packed_zeros(shape, self.group, torch.int32, 1, 8))
+        make.add(layer, "scales", make.per_group(shape, self.group, torch.float32, output_dim=1))
 
     def read(self, layer: Any, shape: LayerShape) -> QuantizedWeight:
         values = unpack_int32(layer.qweight.data, 4, 1, _AWQ_ORDER).t() - 8
@@ -67,11 +57,10 @@ class GptqStorage(make.Unsigned):
     def create(self, layer: torch.nn.Module, shape: LayerShape) -> None:
         count = 32 // self.bits
         _whole_words(shape, count)
-        groups, rows = shape.groups(self.group), sum(shape.outputs)
-        size = (shape.inputs // count, rows)
+        size = (shape.inputs // count, sum(shape.outputs))
         make.add(layer, "qweight", make.packed_weight(shape, size, torch.int32, 1, 0, count))
-        _zeros(layer, shape, groups, count)
-        make.add(layer, "scales", make.per_group(shape, groups, torch.float32, output_dim=1))
+        make.add(layer, "qzeros", make.packed_zeros(shape, self.group, torch.int32, 1, count))
+        make.add(layer, "scales", make.per_group(shape, self.group, torch.float32, output_dim=1))
         if self.ordered and shape.split_inputs:
             raise ValueError(f"{shape.name}: GPTQ with desc_act cannot be split over tensor parallel ranks.")
         make.add(layer, "g_idx", make.per_input(shape, torch.int32))

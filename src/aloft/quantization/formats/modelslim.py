@@ -9,7 +9,13 @@ from typing import Any
 
 from aloft.quantization.description import LayerScheme, Storage
 from aloft.quantization.formats import MODELSLIM_FILE as FILE
-from aloft.quantization.formats.modelslim_storage import NibbleStorage, RotatedStorage, StaticStorage, WideStorage
+from aloft.quantization.formats.modelslim_storage import (
+    BothStorage,
+    NibbleStorage,
+    RotatedStorage,
+    StaticStorage,
+    WideStorage,
+)
 
 FLOAT = "FLOAT"
 #: type string -> scheme
@@ -68,6 +74,7 @@ class ModelSlim:
         self.packed = str(content.get("version", "")).split(".")[0] == "1"
         self.types: dict[str, str] = {}
         self.caches: set[str] = set()
+        self.ranged: set[str] = set()  # layers with tensors of static activations
         tensors: list[tuple[str, str, str]] = []
         for key, value in content.items():
             if key in _GLOBAL:
@@ -81,6 +88,8 @@ class ModelSlim:
                 self.types[layer] = self._known(layer, key, value)
             else:
                 tensors.append((layer, key, value))
+                if tensor == "input_scale":
+                    self.ranged.add(layer)
         if content.get("kv_cache_type", "C8") != "C8":
             raise ValueError(f"{FILE}: kv_cache_type must be C8, not {content['kv_cache_type']!r}.")
         for key in ("fa_quant_type", "indexer_quant_type"):
@@ -113,6 +122,7 @@ class ModelSlim:
         """Puts vLLM's layer names in the place of the checkpoint's."""
         self.types = {mapped.get(name, name): kind for name, kind in self.types.items()}
         self.caches = {mapped.get(name, name) for name in self.caches}
+        self.ranged = {mapped.get(name, name) for name in self.ranged}
 
     def linear(self, name: str, shards: Sequence[str]) -> LayerScheme | None:
         kinds = {shard: self._type(shard, name) for shard in shards}
@@ -120,6 +130,8 @@ class ModelSlim:
             told = ", ".join(f"{shard}.weight {kind}" for shard, kind in kinds.items())
             raise ValueError(f"{FILE}: layer {name} is one matrix product, but its parts differ: {told}.")
         kind = next(iter(kinds.values()))
+        if kind == "W8A8_MIX" and self.ranged.issuperset(shards):
+            return LayerScheme(SCHEMES[kind], BothStorage())
         return None if kind == FLOAT else LayerScheme(SCHEMES[kind], self._storage(kind))
 
     def embedding(self, name: str) -> LayerScheme | None:

@@ -25,8 +25,8 @@ class WideStorage(make.Unsigned):
 
     def create(self, layer: torch.nn.Module, shape: LayerShape) -> None:
         make.add(layer, "weight", make.weight(shape))
-        make.add(layer, "weight_scale", make.per_group(shape, 1, torch.float32))
-        make.add(layer, "weight_offset", make.per_group(shape, 1, torch.float32))
+        make.add(layer, "weight_scale", make.per_group(shape, 0, torch.float32))
+        make.add(layer, "weight_offset", make.per_group(shape, 0, torch.float32))
 
     def read(self, layer: Any, shape: LayerShape) -> QuantizedWeight:
         return QuantizedWeight(
@@ -64,6 +64,14 @@ class StaticStorage(WideStorage):
 
 
 @dataclass(frozen=True)
+class BothStorage(StaticStorage):
+    """The same tensors, for activations quantized per token (W8A8_MIX): those of static ones are not used."""
+
+    def read(self, layer: Any, shape: LayerShape) -> QuantizedWeight:
+        return WideStorage.read(self, layer, shape)
+
+
+@dataclass(frozen=True)
 class NibbleStorage(make.Unsigned):
     """Two codes a byte along the outputs (``packed``, version 1) or one; scales per row or group.
 
@@ -75,19 +83,18 @@ class NibbleStorage(make.Unsigned):
     two_level: bool = False
 
     def create(self, layer: torch.nn.Module, shape: LayerShape) -> None:
-        groups = shape.groups(self.group)
         rows = sum(shape.outputs)
         if self.packed:
             stored = make.packed_weight(shape, (rows // 2, shape.inputs), torch.int8, 0, 0, 2)
         else:
             stored = make.weight(shape)
         make.add(layer, "weight", stored)
-        first = 1 if self.two_level else groups
+        first = 0 if self.two_level else self.group
         make.add(layer, "weight_scale", make.per_group(shape, first, torch.float32))
         make.add(layer, "weight_offset", make.per_group(shape, first, torch.float32))
         if self.two_level:
-            make.add(layer, "weight_scale_second", make.per_group(shape, groups, torch.float32))
-            make.add(layer, "weight_offset_second", make.per_group(shape, groups, torch.float32))
+            make.add(layer, "weight_scale_second", make.per_group(shape, self.group, torch.float32))
+            make.add(layer, "weight_offset_second", make.per_group(shape, self.group, torch.float32))
 
     def read(self, layer: Any, shape: LayerShape) -> QuantizedWeight:
         values = unpack_nibbles(layer.weight.data, 0) if self.packed else layer.weight.data

@@ -56,10 +56,12 @@ def packed_weight(
     )
 
 
-def packed_column(
-    shape: LayerShape, size: tuple[int, int], dtype: torch.dtype, output_dim: int, factor: int
-) -> torch.nn.Parameter:
-    """As ``packed_weight`` along the outputs, whole along the inputs (one group that spans the ranks)."""
+def packed_zeros(shape: LayerShape, group: int, dtype: torch.dtype, output_dim: int, factor: int) -> torch.nn.Parameter:
+    """``[N / factor, G]`` (or its transpose): zero points, packed along the outputs and split as ``per_group``'s."""
+    rows, groups = sum(shape.outputs) // factor, shape.groups(group)
+    size = (rows, groups) if output_dim == 0 else (groups, rows)
+    if group:
+        return packed_weight(shape, size, dtype, output_dim, output_dim, factor)
     return PackedColumnParameter(
         data=torch.empty(size, dtype=dtype),
         output_dim=output_dim,
@@ -69,11 +71,11 @@ def packed_column(
     )
 
 
-def per_group(shape: LayerShape, groups: int, dtype: torch.dtype, output_dim: int = 0) -> torch.nn.Parameter:
-    """``[N, G]`` (or its transpose): split with the inputs where there are several groups, else whole along them."""
-    size = (sum(shape.outputs), groups) if output_dim == 0 else (groups, sum(shape.outputs))
-    data = torch.empty(size, dtype=dtype)
-    if groups == 1:
+def per_group(shape: LayerShape, group: int, dtype: torch.dtype, output_dim: int = 0) -> torch.nn.Parameter:
+    """``[N, G]`` (or its transpose): split with the inputs where there are groups, whole along them for ``group`` 0."""
+    rows, groups = sum(shape.outputs), shape.groups(group)
+    data = torch.empty((rows, groups) if output_dim == 0 else (groups, rows), dtype=dtype)
+    if not group:
         return ChannelQuantScaleParameter(data=data, output_dim=output_dim, weight_loader=shape.loader)
     return GroupQuantScaleParameter(
         data=data, output_dim=output_dim, input_dim=1 - output_dim, weight_loader=shape.loader

@@ -78,7 +78,8 @@ def _parse(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         start = file.read(len(_MAGIC))
     if start != _MAGIC:
-        raise ValueError(f"{path} is no GGUF file: it begins with {start!r}, not with {_MAGIC!r}.")
+        why = f"begins with {start!r}, not with {_MAGIC!r}" if start else "is empty"
+        raise ValueError(f"{path} is no GGUF file: it {why}.")
     try:
         from gguf import GGUFReader
     except ImportError as error:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from aloft.quantization.registry import EXPERTS, LINEAR, register
+from aloft.quantization.registry import EXPERTS, HEAD, LINEAR, register
 from aloft.quantization.weight_only import WeightOnly, WeightOnlyExperts
 
 
 @register("w4a16", LINEAR)
+@register("w4a16", HEAD)
 class WeightOnlyInt4(WeightOnly):
     """``y = x (wq - zero) * scale + bias``, weights packed along the outputs."""
 

@@ -9,7 +9,7 @@ import torch
 from aloft.quantization.description import LayerShape
 from aloft.quantization.layout import int4_matrix
 from aloft.quantization.linear import LinearScheme
-from aloft.quantization.registry import LINEAR, register
+from aloft.quantization.registry import HEAD, LINEAR, register
 from aloft.quantization.weight import QuantizedWeight
 
 _QUINT4X2 = torch.quint4x2
@@ -18,6 +18,7 @@ _ROWS = 32768
 
 
 @register("w4a4", LINEAR)
+@register("w4a4", HEAD)
 class DynamicInt4(LinearScheme):
     """``y = (xq wq) * weight scale * token scale + bias``, ``xq`` of ``left (X right)`` for x as a matrix X.
 

@@ -12,13 +12,14 @@ from aloft.quantization.description import LayerShape
 from aloft.quantization.experts import ExpertsScheme
 from aloft.quantization.layout import int4_matrix, int64_scale, to_nz
 from aloft.quantization.linear import LinearScheme
-from aloft.quantization.registry import EXPERTS, LINEAR, register
+from aloft.quantization.registry import EXPERTS, HEAD, LINEAR, register
 from aloft.quantization.weight import QuantizedWeight, spread
 
 _HARDWARE_GROUP = 256
 
 
 @register("w4a8", LINEAR)
+@register("w4a8", HEAD)
 class DynamicInt4Weights(LinearScheme):
     """``y = sum over groups of (xq wq) * scale, times the token's scale, + bias``.
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from aloft.quantization.registry import EXPERTS, LINEAR, register
+from aloft.quantization.registry import EXPERTS, HEAD, LINEAR, register
 from aloft.quantization.weight_only import WeightOnly, WeightOnlyExperts
 
 
 @register("w8a16", LINEAR)
+@register("w8a16", HEAD)
 class WeightOnlyInt8(WeightOnly):
     """``y = x (wq - zero) * scale + bias``."""
 

@@ -12,11 +12,12 @@ from aloft.quantization.description import LayerShape
 from aloft.quantization.experts import ExpertsScheme
 from aloft.quantization.layout import int8_matrix, to_nz
 from aloft.quantization.linear import LinearScheme
-from aloft.quantization.registry import EXPERTS, LINEAR, register
+from aloft.quantization.registry import EXPERTS, HEAD, LINEAR, register
 from aloft.quantization.weight import QuantizedWeight
 
 
 @register("w8a8-dynamic", LINEAR)
+@register("w8a8-dynamic", HEAD)
 class DynamicInt8(LinearScheme):
     """``y = (xq wq) * weight scale * token scale + bias``."""
 

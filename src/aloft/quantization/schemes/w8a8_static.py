@@ -9,13 +9,14 @@ import torch
 from aloft.quantization.description import LayerShape
 from aloft.quantization.layout import int8_matrix, output_scale
 from aloft.quantization.linear import LinearScheme
-from aloft.quantization.registry import LINEAR, register
+from aloft.quantization.registry import HEAD, LINEAR, register
 from aloft.quantization.weight import QuantizedWeight
 
 _QINT8 = torch.qint8
 
 
 @register("w8a8-static", LINEAR)
+@register("w8a8-static", HEAD)
 class StaticInt8(LinearScheme):
     """``y = (xq wq + integer bias) * dequantization scale``, ``xq = round(x / input scale + offset)``.
 
