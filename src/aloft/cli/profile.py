@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from aloft.runtime.timing import OperatorTimes
 
 WARM_UP_STEPS = 3
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ class Stepped:
         from aloft.cli import profiled
 
         self._clocks, self._time_detokenizers = profiled.SECONDS, profiled.time_detokenizers
-        self._text = any((settings.model / name).exists() for name in TOKENIZER_FILES)
+        self._text = (settings.model / "tokenizer.json").exists()
         longest = max(settings.prefill, settings.prompt + WARM_UP_STEPS + settings.steps) + 8
         overlapped = computes_beside_host() and not settings.eager
         scheduler = profiled.TimedAsyncScheduler if overlapped else profiled.TimedScheduler
