@@ -27,6 +27,7 @@ def test_public_surface_is_frozen():
         "kv_fp8_window",
         "lm_head",
         "compact_weights",
+        "run_ahead",
     } == config.KNOWN
 
 

@@ -9,6 +9,7 @@
 #include <shared_mutex>
 #include <unordered_set>
 
+#include "acl/beside.h"
 #include "acl/timing.h"
 
 namespace aloft {
@@ -76,7 +77,9 @@ Advance advance(Stream* stream, Step& step, aclError* error, std::string* text) 
     return Advance::Blocked;
   }
   const size_t count = graph.nodes.size();
+  const bool beside = stream->beside.load(std::memory_order_relaxed);
   for (size_t i = step.next; i < count; ++i) {
+    if (beside && given_up_beside()) break;
     if (!run_one(graph.nodes[i].get())) {
       step.next = i;
       return Advance::Blocked;
@@ -112,7 +115,12 @@ void drain_locked(Stream* stream) {
 }
 
 void acquire(Stream* stream) {
-  stream->order.lock();
+  for (;;) {
+    if (stream->beside.load(std::memory_order_acquire)) join_beside(stream);
+    stream->order.lock();
+    if (!stream->beside.load(std::memory_order_relaxed)) break;
+    stream->order.unlock();  // launched by another thread in between
+  }
   stream->holder.store(std::this_thread::get_id(), std::memory_order_relaxed);
   stream->depth = 1;
 }
@@ -133,7 +141,12 @@ void resume_blocked() {
       std::shared_lock<std::shared_mutex> lock(all.mutex);
       for (Stream* stream : all.live) {
         // A stream that cannot be entered is held by a thread that resumes it when it leaves.
-        if (stream->pending.load() > 0 && !mine(stream) && stream->order.try_lock()) waiting.push_back(stream);
+        if (stream->pending.load() == 0 || mine(stream) || stream->beside.load() || !stream->order.try_lock()) continue;
+        if (stream->beside.load()) {
+          stream->order.unlock();
+        } else {
+          waiting.push_back(stream);
+        }
       }
     }
     for (Stream* stream : waiting) {
@@ -349,6 +362,7 @@ aclError destroy_stream(Stream* stream, bool force) {
     signal_progress();
     stream->worker.join();
   } else {
+    if (stream->beside.load()) join_beside(stream);
     std::lock_guard<std::mutex> lock(stream->order);
     drop_locked(stream, kRtStreamContext, "the stream was destroyed");
   }
@@ -397,11 +411,16 @@ aclError take_draws(Step* step) {
 }  // namespace
 
 aclError submit(Stream* stream, Step step) {
+  const bool beside = step.graph && take_wish_beside();
   if (const aclError code = take_draws(&step); code != kOk) return code;
   if (inline_mode()) {
     if (enter(stream)) {
       aclError error = take_error_locked(stream);
       std::string text;
+      if (error == kOk && beside && stream->depth == 1 && run_beside(stream, step)) {
+        release(stream);
+        return kOk;
+      }
       if (error == kOk) {
         if (advance(stream, step, &error, &text) == Advance::Blocked) {
           stream->queue.push_back(std::move(step));
@@ -426,6 +445,33 @@ aclError submit(Stream* stream, Step step) {
   ++stream->pending;
   stream->wake.notify_one();
   return kOk;
+}
+
+void begin_beside(Stream* stream) {
+  ++stream->pending;
+  ++streams().blocked;
+  stream->beside.store(true, std::memory_order_release);
+}
+
+void finish_beside(Stream* stream, Step step, const std::function<void()>& over) {
+  stream->order.lock();
+  stream->holder.store(std::this_thread::get_id(), std::memory_order_relaxed);
+  stream->depth = 1;
+  aclError error = stream->error;
+  std::string text = stream->error_text;
+  advance(stream, step, &error, &text);  // never blocked: run_beside took no graph with waits
+  step = Step();                         // destroyed before anyone is told that it is done
+  if (stream->error == kOk && error != kOk) {
+    stream->error = error;
+    stream->error_text = text;
+  }
+  release(stream);
+  over();
+  --stream->pending;
+  --streams().blocked;
+  stream->beside.store(false, std::memory_order_release);  // from here on the stream may go away
+  signal_progress();
+  if (streams().blocked.load() > 0) resume_blocked();
 }
 
 aclError synchronize(Stream* stream, int timeout_ms) {
@@ -570,7 +616,8 @@ bool StoppedStreams::try_hold() {
     if (!whole) break;
     held_.push_back(stream);
     // A worker runs its entry without holding the order; inline, what is queued waits and cannot go on meanwhile.
-    if (!inline_mode() && stream->pending.load() > 0) {
+    // So does the thread that runs a graph beside the host, until it has the order.
+    if ((!inline_mode() || stream->beside.load()) && stream->pending.load() > 0) {
       whole = false;
       break;
     }

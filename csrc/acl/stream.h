@@ -69,6 +69,9 @@ struct Stream {
   std::string error_text;
   std::atomic<bool> drop{false};  // what is queued is to be thrown away (deadlock found, forced destruction)
 
+  // Inline: a graph runs, or is about to run, in a thread of its own (acl/beside.h); it counts as pending.
+  std::atomic<bool> beside{false};
+
   std::condition_variable wake;  // async: the worker waits here for entries
   std::condition_variable idle;  // async: the host waits here for the worker
   std::thread worker;

@@ -125,7 +125,7 @@ ALOFT_API aclError aclrtStreamQuery(aclrtStream handle, int* status) {
   Stream* stream = find_stream(handle, &code);
   if (!stream) return code;
   if ((code = check_capture_allows(stream, "aclrtStreamQuery")) != kOk) return code;
-  if (inline_mode() && stream->pending.load() > 0 && enter(stream)) leave(stream);
+  if (inline_mode() && stream->pending.load() > 0 && !stream->beside.load() && enter(stream)) leave(stream);
   *status = stream->pending.load() == 0 ? 0 : 1;
   return kOk;
 }

@@ -86,6 +86,9 @@ void futex_wake(std::atomic<uint32_t>* word) {
 }
 
 thread_local bool inside_loop = false;
+thread_local bool place_left = false;
+constexpr int kGuest = -1;  // in the place of a worker's index
+constexpr int64_t kGuestPatience = 2000000;
 constexpr int kTurnsToGap = 400;  // some 20 microseconds: the loop that is waited for does not follow at once
 
 struct Worker {
@@ -99,6 +102,7 @@ class Pool {
   void run(int threads, int64_t ranges, int64_t range, int64_t count, void (*body)(void*, int64_t, int64_t),
            void* context) {
     int helpers = static_cast<int>(ranges < threads ? ranges : threads) - 1;
+    if (place_left && helpers > threads - 2) helpers = threads - 2;
     helpers = grow(helpers);
     body_ = body;
     context_ = context;
@@ -115,6 +119,23 @@ class Pool {
     }
     take_ranges();
     close();
+  }
+
+  bool help(bool (*done)(void*), void* context) {
+    uint64_t last = 0;
+    int64_t until = now_ns() + kGuestPatience;
+    for (int turns = 0; !done(context); ++turns) {
+      if (take_part(kGuest, &last)) {
+        turns = 0;
+        until = 0;
+        continue;
+      }
+      wait_a_little();
+      if ((turns & 63) != 63) continue;
+      if (until == 0) until = now_ns() + kGuestPatience;
+      if (now_ns() > until) return false;
+    }
+    return true;
   }
 
  private:
@@ -269,6 +290,10 @@ void set_num_threads(int n) {
   settings();  // a wrong environment is not hidden by the call
   threads_asked.store(n, std::memory_order_relaxed);
 }
+
+bool help_loops(bool (*done)(void*), void* context) { return inside_loop ? done(context) : pool().help(done, context); }
+
+void leave_place(bool on) { place_left = on; }
 
 void detail::run_parallel(int64_t count, int64_t grain, void (*body)(void*, int64_t, int64_t), void* context) {
   if (count <= 0) return;

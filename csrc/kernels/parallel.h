@@ -30,6 +30,12 @@ void parallel_for(int64_t count, int64_t grain, F&& body) {
       const_cast<void*>(static_cast<const void*>(&body)));
 }
 
+// The calling thread takes part in loops of other threads until done(context); false when none was open for a while.
+// done is called often, and must be cheap.
+ALOFT_KERNEL_API bool help_loops(bool (*done)(void*), void* context);
+// While on, loops of the calling thread use one thread less, and leave its place to one that helps.
+ALOFT_KERNEL_API void leave_place(bool on);
+
 }  // namespace aloft
 
 extern "C" {

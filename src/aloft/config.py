@@ -42,6 +42,8 @@ class AloftConfig:
         head to 8 bits with a scale a row, and its inputs token by token.
     compact_weights: keep bfloat16 weights in FRACTAL_NZ without loss in three quarters of their bytes where the
         runtime can (the virtual NPU on processors with AVX-512): the same results, less to read.
+    run_ahead: begin the next decode step, beside the host's thread, before the engine asks for it, where the runtime
+        can (the virtual NPU with inline streams). The same results.
     """
 
     weight_nz_mode: int = 2
@@ -53,6 +55,7 @@ class AloftConfig:
     kv_fp8_window: int = 128
     lm_head: str = "auto"
     compact_weights: bool = True
+    run_ahead: bool = True
 
     def __post_init__(self) -> None:
         if self.weight_nz_mode not in (0, 1, 2):

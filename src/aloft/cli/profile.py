@@ -75,6 +75,7 @@ class Stepped:
                 worker_cls=f"{profiled.__name__}.TimedWorker",
                 scheduler_cls=scheduler,
                 async_scheduling=overlapped,
+                additional_config={"run_ahead": False},  # what runs beside the host is no part of its time
             )
         self._engine = self._llm.llm_engine
         self._vocabulary = self._llm.model_config.get_vocab_size()

@@ -28,7 +28,8 @@ from aloft.attention import captured
 from aloft.attention.captured import CapturedAttention
 from aloft.config import AloftConfig
 from aloft.ops import draw as draw_ops
-from aloft.runner import grammar, kv, sampling, seeds
+from aloft.runner import ahead, grammar, kv, sampling, seeds
+from aloft.runner.ahead import StepAhead
 from aloft.runner.graphs import DecodeGraph, DecodeGraphs
 from aloft.runner.groups import CacheGroups
 from aloft.runner.inputs import DecodeInputs, InputBuilder, StepInputs
@@ -71,6 +72,7 @@ class ModelRunner:
         self.last: _Executed | None = None  # the last step, if it can go on (_goes_on)
         self.names: tuple[list[str], dict[str, int]] | None = None  # ids of the rows, and the rows of the ids
         self.graphs: DecodeGraphs | None = None
+        self.ahead: StepAhead | None = None  # where the next step may begin before it is asked for
 
     # ---- start-up -----------------------------------------------------------------------------------------------
 
@@ -126,6 +128,8 @@ class ModelRunner:
         self.inputs = InputBuilder(self.batch, self.max_num_tokens, self.device, not kv.has_fp8(layers))
         self.stream = npu.current_stream()
         self.copies = TokenCopies(self.max_num_reqs, self.stream)
+        if self.config.run_ahead and not self.asynchronous and ahead.possible(self.vllm_config):
+            self.ahead = StepAhead(self.requests, model.max_model_len, self.stream)
         sizes = self.vllm_config.compilation_config.cudagraph_capture_sizes
         if sizes and specs:
             self.graphs = DecodeGraphs(
@@ -144,15 +148,17 @@ class ModelRunner:
     def execute_model(self, step: SchedulerOutput) -> ModelRunnerOutput | None:
         """Runs the model over the scheduled tokens; the tokens are sampled by ``sample_tokens``."""
         self.executed = None
-        if step.new_block_ids_to_zero:
-            kv.zero_blocks(self.kv_caches.values(), step.new_block_ids_to_zero, self.device)
-        if step.kv_cache_block_copies:
-            kv.copy_blocks(self.kv_caches.values(), step.kv_cache_block_copies, self.device)
         last, self.last = self.last, None
         if last is not None and self._goes_on(step, last):
             assert last.graph is not None
             self.executed = self._replay(step, last.graph, last)
             return None
+        if self.ahead is not None:
+            self.ahead.give_up()
+        if step.new_block_ids_to_zero:
+            kv.zero_blocks(self.kv_caches.values(), step.new_block_ids_to_zero, self.device)
+        if step.kv_cache_block_copies:
+            kv.copy_blocks(self.kv_caches.values(), step.kv_cache_block_copies, self.device)
         self.inputs.wait_for_tables()
         if self.requests.update(step):
             self.names = None
@@ -165,7 +171,11 @@ class ModelRunner:
         """Whether a step is the last one a token further, with the same rows; its inputs are then ready."""
         if not self.requests.goes_on(step) or self.requests.prompt_logprobs.wanted:
             return False
+        if step.new_block_ids_to_zero or step.kv_cache_block_copies:
+            return False
         assert last.graph is not None and last.graph.stage is not None and last.values is not None
+        if self.ahead is not None and self.ahead.running:
+            return True
         return last.graph.stage.advance(last.values)
 
     @torch.inference_mode()
@@ -220,7 +230,10 @@ class ModelRunner:
         """A step in which every row computes one token. again: the last step, whose inputs have been advanced."""
         if again is not None:
             again.step = step
-            graph.replay(again.inputs)
+            if self.ahead is not None and self.ahead.running:
+                self.ahead.finish()
+            else:
+                graph.replay(again.inputs)
             return again
         requests, count = self.requests, self.batch.num_reqs
         if graph.stage is not None:
@@ -276,6 +289,9 @@ class ModelRunner:
             requests.sampled.add_lately(values)
             executed.values = values
             self.last = executed
+            if self.ahead is not None:
+                assert executed.graph is not None and self.names is not None
+                self.ahead.begin(executed.graph, values, self.names)
             return output
         for row in np.flatnonzero(~inputs.finishing).tolist():
             sampled[row] = []
@@ -352,6 +368,8 @@ class ModelRunner:
 
     def shutdown(self) -> None:
         """Lets go of model and cache so that an engine in the user's own process returns its memory."""
+        if self.ahead is not None:
+            self.ahead.give_up()
         for layer in kv.attention_layers(self.vllm_config).values():
             layer.kv_cache = torch.empty(0)
         if self.graphs is not None:
