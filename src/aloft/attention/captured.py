@@ -10,7 +10,7 @@ Two ways, chosen by what the runtime offers (``additional_config`` ``graph_atten
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 class CapturedAttention(Protocol):
     """The attention of one captured step, all layers together."""
 
+    complete: ClassVar[bool]
+    """Whether a replay needs nothing from the host: ``prepare`` does nothing, no node waits for it."""
+
     def attend(
         self,
         layer: AloftAttentionImpl,
@@ -44,6 +47,8 @@ class CapturedAttention(Protocol):
 
 class DeviceLengths:
     """The operator reads the lengths itself."""
+
+    complete: ClassVar[bool] = True
 
     def attend(
         self,
@@ -74,6 +79,8 @@ class DeviceLengths:
 
 class HostLengths:
     """Every layer's call is issued anew, with the lengths of the step, on a stream of its own."""
+
+    complete: ClassVar[bool] = False
 
     _stream: torch.npu.Stream | None = None  # type: ignore[name-defined]
 

@@ -52,6 +52,8 @@ class StepAhead:
         while it stays so.
         """
         assert not self.running and graph.stage is not None
+        if not graph.attention.complete:
+            return
         if self.requests.prompt_logprobs.wanted or self._ends(tokens, rows) or not beside.free():
             return
         if not graph.stage.advance(tokens):

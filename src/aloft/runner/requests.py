@@ -64,7 +64,10 @@ class Requests:
         """
         data = step.scheduled_cached_reqs
         return (
-            data.req_ids == self.batch.req_ids
+            (
+                data.req_ids == self.batch.req_ids  # the scheduler's order, which rows that left may have changed here
+                or step.num_scheduled_tokens.keys() == self.batch.req_id_to_index.keys()
+            )
             and step.total_num_scheduled_tokens == len(data.req_ids)
             and not (step.scheduled_new_reqs or step.finished_req_ids or data.resumed_req_ids)
             and not any(data.new_block_ids)
