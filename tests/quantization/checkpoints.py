@@ -96,12 +96,13 @@ def modelslim(folder: Path) -> dict:
         codes, scale = stored[name], stored[f"{layer}.weight_scale"].double()
         offset = stored[f"{layer}.weight_offset"].double()
         if kind in ("W4A16", "W4A8_DYNAMIC"):
-            both = torch.stack(((codes << 4).to(torch.int8) >> 4, codes >> 4), 1)
-            codes = both.reshape(-1, codes.shape[1])
+            along = int(kind == "W4A16" and scale.shape[1] == 1)  # a scale a row: two inputs a byte, else two outputs
+            both = torch.stack(((codes << 4).to(torch.int8) >> 4, codes >> 4), along + 1)
+            codes = both.flatten(along, along + 1)
         if (second := stored.get(f"{layer}.weight_scale_second")) is not None:
             scale, offset = scale * second.double(), stored[f"{layer}.weight_offset_second"].double()
         times = codes.shape[1] // scale.shape[1]
-        values[layer] = (codes.double() + offset.repeat_interleave(times, 1)) * scale.repeat_interleave(times, 1)
+        values[layer] = (codes.double() - offset.repeat_interleave(times, 1)) * scale.repeat_interleave(times, 1)
     return values
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import pytest
 
 from aloft.quantization.formats.compressed_tensors import CompressedTensors
 from aloft.quantization.formats.grouped import Awq, Gptq
-from aloft.quantization.formats.modelslim import REFUSED, ModelSlim
+from aloft.quantization.formats.modelslim import REFUSED, ModelSlim, find
 
 LAYER = "model.layers.0.self_attn.q_proj"
 INT8 = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
@@ -187,3 +188,17 @@ def test_grouped():
             Gptq(bad)
     with pytest.raises(ValueError, match="version"):
         Awq({"bits": 4, "group_size": 64, "version": "gemv"})
+
+
+def test_a_checkpoint_whose_offsets_have_the_other_sign(tmp_path):
+    """W4A16 by an aloft that added ModelSlim's offsets, as its report tells, is not misread."""
+    (tmp_path / "quant_model_description.json").write_text("{}")
+    for said, refused in (({"settings": {"scheme": "w4a16"}}, True), ({"settings": {"scheme": "w8a16"}}, False)):
+        (tmp_path / "aloft-quantize.json").write_text(json.dumps(said))
+        if refused:
+            with pytest.raises(ValueError, match=r"made by an early aloft.*make it again"):
+                find(str(tmp_path))
+        else:
+            assert find(str(tmp_path)) == {}
+        (tmp_path / "aloft-quantize.json").write_text(json.dumps(said | {"aloft": "1"}))
+        assert find(str(tmp_path)) == {}

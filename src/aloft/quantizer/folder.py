@@ -8,11 +8,12 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aloft.quantization.formats import REPORT
+
 if TYPE_CHECKING:
     from aloft.quantizer.run import Settings
 
 WORK = ".aloft-quantize"  # below the checkpoint's folder while the run is unfinished
-REPORT = "aloft-quantize.json"
 _OPTIONS = {"group": "group-size"}  # where a setting's name is not the option's
 _MADE = (
     "model-*.safetensors",

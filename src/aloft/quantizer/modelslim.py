@@ -37,8 +37,7 @@ class ModelSlimWriter:
         kind = TYPES[scheme]
         rows = codes.shape[0]
         made: dict[str, torch.Tensor] = {"weight": codes}
-        # ModelSlim adds its offset where ours is subtracted
-        made["weight_scale"], made["weight_offset"] = grid.scale, -grid.zero + 0.0
+        made["weight_scale"], made["weight_offset"] = grid.scale, grid.zero
         if kind == "W8A8":
             assert entry.input_scale is not None and entry.input_offset is not None
             dequantization = grid.scale.flatten() * entry.input_scale
@@ -50,7 +49,7 @@ class ModelSlimWriter:
             made["quant_bias"] = correction.to(torch.int32)
             made["deq_scale"] = dequantization
         elif kind == "W4A16":
-            made["weight"] = pack_nibbles(codes, 0)
+            made["weight"] = pack_nibbles(codes, 0 if entry.recipe.group else 1)
         elif kind == "W4A8_DYNAMIC":
             made["weight"] = pack_nibbles(codes, 0)
             if entry.recipe.group:

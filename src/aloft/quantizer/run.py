@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from aloft import __version__
 from aloft.quantizer import experts, fold, folder, mixed
 from aloft.quantizer.block import quantize_block
 from aloft.quantizer.compressed_tensors import CompressedTensorsWriter
@@ -349,7 +350,11 @@ class _Run:
         config = self.writer.finish(self.out, config)
         (self.out / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         self._write_index()
-        report: dict[str, Any] = {"settings": dataclasses.asdict(self.settings), "weight_ratio": _ratio(rows)}
+        report: dict[str, Any] = {
+            "aloft": __version__,
+            "settings": dataclasses.asdict(self.settings),
+            "weight_ratio": _ratio(rows),
+        }
         report["layers"] = rows
         if self.plan is not None:
             report["plan"] = {

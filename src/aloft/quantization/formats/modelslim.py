@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from aloft.quantization.description import LayerScheme, Storage
 from aloft.quantization.formats import MODELSLIM_FILE as FILE
+from aloft.quantization.formats import REPORT
 from aloft.quantization.formats.modelslim_storage import (
     BothStorage,
     NibbleStorage,
@@ -34,10 +35,13 @@ REFUSED = {
     "W8A8S": "sparse weights of the 310P are not implemented",
     "W8A8SC": "compressed sparse weights of the 310P are not implemented",
     "W8A8FP8_DYNAMIC": "the device has no FP8 arithmetic",
+    "WFP8AFP8_DYNAMIC": "the device has no FP8 arithmetic",
     "W8A8_MXFP8": "MX formats need an Ascend 950",
+    "W4A8_MXFP8": "MX formats need an Ascend 950",
     "W4A8_MXFP": "MX formats need an Ascend 950",
     "W4A16_MXFP4": "MX formats need an Ascend 950",
     "W4A4_MXFP4": "MX formats need an Ascend 950",
+    "W4A4_MXFP4_DUALSCALE": "MX formats need an Ascend 950",
     "W4A4_MXFP4_FLATQUANT": "MX formats need an Ascend 950",
     "FAKQuant": "quantized latent attention is not implemented",
     "INT8_DYNAMIC": "quantized sparse indexers are not implemented",
@@ -74,7 +78,7 @@ class ModelSlim:
         self.packed = str(content.get("version", "")).split(".")[0] == "1"
         self.types: dict[str, str] = {}
         self.caches: set[str] = set()
-        self.ranged: set[str] = set()  # layers with tensors of static activations
+        self.held: dict[str, set[str]] = {}  # quantized layer -> its tensors
         tensors: list[tuple[str, str, str]] = []
         for key, value in content.items():
             if key in _GLOBAL:
@@ -88,8 +92,7 @@ class ModelSlim:
                 self.types[layer] = self._known(layer, key, value)
             else:
                 tensors.append((layer, key, value))
-                if tensor == "input_scale":
-                    self.ranged.add(layer)
+                self.held.setdefault(layer, set()).add(tensor)
         if content.get("kv_cache_type", "C8") != "C8":
             raise ValueError(f"{FILE}: kv_cache_type must be C8, not {content['kv_cache_type']!r}.")
         for key in ("fa_quant_type", "indexer_quant_type"):
@@ -122,7 +125,7 @@ class ModelSlim:
         """Puts vLLM's layer names in the place of the checkpoint's."""
         self.types = {mapped.get(name, name): kind for name, kind in self.types.items()}
         self.caches = {mapped.get(name, name) for name in self.caches}
-        self.ranged = {mapped.get(name, name) for name in self.ranged}
+        self.held = {mapped.get(name, name): tensors for name, tensors in self.held.items()}
 
     def linear(self, name: str, shards: Sequence[str]) -> LayerScheme | None:
         kinds = {shard: self._type(shard, name) for shard in shards}
@@ -130,13 +133,12 @@ class ModelSlim:
             told = ", ".join(f"{shard}.weight {kind}" for shard, kind in kinds.items())
             raise ValueError(f"{FILE}: layer {name} is one matrix product, but its parts differ: {told}.")
         kind = next(iter(kinds.values()))
-        if kind == "W8A8_MIX" and self.ranged.issuperset(shards):
-            return LayerScheme(SCHEMES[kind], BothStorage())
-        return None if kind == FLOAT else LayerScheme(SCHEMES[kind], self._storage(kind))
+        held = set.intersection(*(self.held.get(shard, set()) for shard in shards))
+        return None if kind == FLOAT else LayerScheme(SCHEMES[kind], self._storage(kind, held))
 
     def embedding(self, name: str) -> LayerScheme | None:
         kind = self.types.get(name, FLOAT)
-        return None if kind == FLOAT else LayerScheme(SCHEMES[kind], self._storage(kind))
+        return None if kind == FLOAT else LayerScheme(SCHEMES[kind], self._storage(kind, self.held.get(name, set())))
 
     def kv_cache(self, name: str) -> LayerScheme | None:
         layer = name.removesuffix(".attn")
@@ -150,13 +152,18 @@ class ModelSlim:
             raise ValueError(f"{FILE}: layer {name}: there is no key {shard + '.weight'!r}.")
         return kind
 
-    def _storage(self, kind: str) -> Storage:
+    def _storage(self, kind: str, held: Collection[str]) -> Storage:
+        """held: names of the layer's tensors."""
         if kind == "W8A8":
             return StaticStorage()
+        if kind == "W8A8_MIX" and "input_scale" in held:
+            return BothStorage()
         if kind == "W4A4_FLATQUANT_DYNAMIC":
             return RotatedStorage()
-        if kind in ("W4A8_DYNAMIC", "W4A16"):
-            return NibbleStorage(self.group, self.packed, two_level=kind == "W4A8_DYNAMIC" and self.group > 0)
+        if kind == "W4A16":
+            return NibbleStorage(self.group, self.packed, along_inputs=self.group == 0)
+        if kind == "W4A8_DYNAMIC":
+            return NibbleStorage(self.group, self.packed, two_level=self.group > 0, biased="scale_bias" in held)
         return WideStorage(bits=4 if kind.startswith("W4") else 8)
 
 
@@ -182,4 +189,15 @@ def find(model: str, revision: str | None = None) -> Mapping[str, Any] | None:
         raise ValueError(f"{path} is no JSON: {error}.") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} must hold one JSON object.")
+    _check_age(path.with_name(REPORT))
     return content
+
+
+def _check_age(report: Path) -> None:
+    """Raises ValueError for 4-bit checkpoints of an early aloft, whose zero points had the other sign."""
+    said = json.loads(report.read_text()) if report.is_file() else {}
+    if said.get("settings", {}).get("scheme") == "w4a16" and "aloft" not in said:
+        raise ValueError(
+            f"{report.parent} was made by an early aloft, which wrote W4A16's offsets otherwise than ModelSlim does: "
+            "make it again with aloft quantize."
+        )

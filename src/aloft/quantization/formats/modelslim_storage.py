@@ -12,9 +12,9 @@ from aloft.quantization.formats import parameters as make
 from aloft.quantization.weight import QuantizedWeight, kronecker_factors, unpack_nibbles
 
 
-def negated(offset: torch.Tensor) -> torch.Tensor | None:
-    """ModelSlim's offset is added to the code, ours is subtracted; None where nothing is."""
-    return -offset.float() if bool((offset != 0).any()) else None
+def zero_point(offset: torch.Tensor) -> torch.Tensor | None:
+    """ModelSlim's offset is subtracted from the code, as ours is; None where nothing is."""
+    return offset.float() if bool((offset != 0).any()) else None
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class WideStorage(make.Unsigned):
 
     def read(self, layer: Any, shape: LayerShape) -> QuantizedWeight:
         return QuantizedWeight(
-            layer.weight.data, layer.weight_scale.data.float(), negated(layer.weight_offset.data), shape.outputs
+            layer.weight.data, layer.weight_scale.data.float(), zero_point(layer.weight_offset.data), shape.outputs
         )
 
 
@@ -73,18 +73,23 @@ class BothStorage(StaticStorage):
 
 @dataclass(frozen=True)
 class NibbleStorage(make.Unsigned):
-    """Two codes a byte along the outputs (``packed``, version 1) or one; scales per row or group.
+    """Two codes a byte (``packed``, version 1) along the outputs or the inputs, or one; scales per row or group.
 
-    With two levels the scale of a group is the row's scale times the group's ``weight_scale_second``.
+    With two levels the scale of a group is the row's scale times the group's ``weight_scale_second``. biased: there is
+    ``scale_bias``, which follows from the weights and is not read.
     """
 
     group: int
     packed: bool
     two_level: bool = False
+    along_inputs: bool = False
+    biased: bool = False
 
     def create(self, layer: torch.nn.Module, shape: LayerShape) -> None:
         rows = sum(shape.outputs)
-        if self.packed:
+        if self.packed and self.along_inputs:
+            stored = make.packed_weight(shape, (rows, shape.inputs // 2), torch.int8, 0, 1, 2)
+        elif self.packed:
             stored = make.packed_weight(shape, (rows // 2, shape.inputs), torch.int8, 0, 0, 2)
         else:
             stored = make.weight(shape)
@@ -95,15 +100,19 @@ class NibbleStorage(make.Unsigned):
         if self.two_level:
             make.add(layer, "weight_scale_second", make.per_group(shape, self.group, torch.float32))
             make.add(layer, "weight_offset_second", make.per_group(shape, self.group, torch.float32))
+        if self.biased:
+            make.add(layer, "scale_bias", make.unread(shape))
 
     def read(self, layer: Any, shape: LayerShape) -> QuantizedWeight:
-        values = unpack_nibbles(layer.weight.data, 0) if self.packed else layer.weight.data
+        values = layer.weight.data
+        if self.packed:
+            values = unpack_nibbles(values, int(self.along_inputs))
         scale, offset = layer.weight_scale.data.float(), layer.weight_offset.data
         if self.two_level:
-            if negated(offset) is not None:
+            if zero_point(offset) is not None:
                 raise ValueError(f"{shape.name}: weight_offset must be 0 beside weight_offset_second.")
             scale, offset = scale * layer.weight_scale_second.data.float(), layer.weight_offset_second.data
-        return QuantizedWeight(values, scale, negated(offset), shape.outputs)
+        return QuantizedWeight(values, scale, zero_point(offset), shape.outputs)
 
 
 @dataclass(frozen=True)

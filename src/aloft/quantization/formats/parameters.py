@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 from vllm.model_executor.parameter import (
+    BasevLLMParameter,
     ChannelQuantScaleParameter,
     GroupQuantScaleParameter,
     ModelWeightParameter,
@@ -111,3 +112,15 @@ def whole(shape: LayerShape, size: tuple[int, ...], dtype: torch.dtype) -> torch
 def per_input(shape: LayerShape, dtype: torch.dtype) -> torch.nn.Parameter:
     """``[K]``, the same for every shard of a fused layer."""
     return _Shared(data=torch.empty(shape.inputs, dtype=dtype), input_dim=0, weight_loader=shape.loader)
+
+
+class _Unread(BasevLLMParameter):
+    """A tensor of the checkpoint that nothing is needed of, whatever its size."""
+
+    def _assert_and_load(self, loaded_weight: torch.Tensor) -> None:
+        pass
+
+
+def unread(shape: LayerShape) -> torch.nn.Parameter:
+    """The place of a tensor that is not read."""
+    return _Unread(data=torch.empty(0), weight_loader=shape.loader)
