@@ -1,6 +1,7 @@
 """Layers quantized by the formats' own tools, kept in ``data/``: their names, their sizes, and what they stand for.
 
 ``modelslim.safetensors``: two layers of a random model by msmodelslim 26.1.0, in every kind it makes on a CPU.
+``grouped.safetensors``: a random layer by autoawq 0.2.9 and auto-gptq 0.7.1, and what their own code makes of it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from safetensors import safe_open
 from vllm.model_executor import parameter as vllm_parameter
 
 from aloft.quantization.description import LayerShape
+from aloft.quantization.formats.grouped import Awq, Gptq
 from aloft.quantization.formats.modelslim import ModelSlim
 
 DATA = Path(__file__).parent / "data"
@@ -68,3 +70,26 @@ def test_modelslim(kind, scheme, error, name):
             got.integer_bias, -(got.values.sum(1, dtype=torch.int64) * int(offset)).int()
         )
         assert torch.allclose(tensors["deq_scale"], got.scale.flatten() * got.input_scale, rtol=0.01)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("awq", {"bits": 4, "zero_point": True, "version": "gemm"}),
+        ("gptq4a", {"bits": 4, "sym": False}),
+        ("gptq4s", {"bits": 4, "sym": True}),
+        ("gptq8a", {"bits": 8, "sym": False}),
+        ("gptq8s", {"bits": 8, "sym": True}),
+        ("gptq4order", {"bits": 4, "sym": False, "desc_act": True}),
+    ],
+)
+def test_grouped(kind, said):
+    with safe_open(DATA / "grouped.safetensors", "pt") as file:
+        names = [key for key in file.keys() if key.startswith(f"{kind}/")]  # noqa: SIM118
+        tensors = {key.partition("/")[2]: file.get_tensor(key) for key in names}
+    value = tensors.pop("value").double()
+    described = (Awq if kind == "awq" else Gptq)(said | {"group_size": 32}).linear("a.proj", ["a.proj"])
+    rows, columns = value.shape
+    shape = LayerShape("a.proj", columns, (rows,), columns, torch.float16, lambda *_: None)
+    got = read(described, tensors, shape)
+    assert (got.dequantized().double() - value).abs().max() <= 2.0**-11 * 4  # theirs is rounded to float16
