@@ -1,5 +1,7 @@
 #include "acl/beside.h"
 
+#include <pthread.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -29,21 +31,17 @@ class Replayer {
  public:
   bool take(Stream* stream, Step& step) {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (stop_ || taken_.load(std::memory_order_relaxed)) return false;
-    if (!thread_.joinable()) {
-      owner_ = getpid();
-      std::atexit([] { the().end(); });
-      try {
-        thread_ = std::thread([this] { work(); });
-      } catch (const std::system_error&) {
-        stop_ = true;  // no thread to be had: graphs run as ever
-        return false;
-      }
-    }
+    if (stop_ || taken_.load(std::memory_order_acquire)) return false;
+    if (!thread_.joinable() && !start()) return false;
+    thread_local const struct Leave {
+      ~Leave() { the().finish(); }
+    } leave;
+    (void)leave;
     give_up_.store(false, std::memory_order_relaxed);
     begin_beside(stream);
     step_ = std::move(step);
     stream_ = stream;
+    device_.store(stream->context->device, std::memory_order_release);
     taken_.store(true, std::memory_order_release);
     if (asleep_) wake_.notify_one();
     return true;
@@ -55,7 +53,9 @@ class Replayer {
   }
 
   bool given_up() const { return give_up_.load(std::memory_order_relaxed); }
-  bool at_work() const { return taken_.load(std::memory_order_acquire) && !t_replays; }  // for others
+  bool free() const { return !taken_.load(std::memory_order_acquire); }
+  // Of whose memory the graph is that runs, or is about to; -1: none.
+  int device() const { return device_.load(std::memory_order_acquire); }
 
   static Replayer& the() {
     static Replayer* const replayer = new Replayer;
@@ -63,8 +63,24 @@ class Replayer {
   }
 
  private:
+  bool start() {
+    owner_ = getpid();
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);  // signals belong to the program's own threads
+    try {
+      thread_ = std::thread([this] { work(); });
+    } catch (const std::system_error&) {
+      stop_ = true;  // no thread to be had: graphs run as ever
+    }
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    if (!stop_) std::atexit([] { the().end(); });
+    return !stop_;
+  }
+
   void work() {
     t_replays = true;
+    pthread_setname_np(pthread_self(), "aloft-beside");
     g_hooks.load()->beside(1);
     for (;;) {
       if (!look()) return;
@@ -76,7 +92,9 @@ class Replayer {
         step = std::move(step_);
       }
       select_context(stream->context);
-      finish_beside(stream, std::move(step), [this] { taken_.store(false, std::memory_order_release); });
+      finish_beside(stream, std::move(step), [this] { device_.store(-1, std::memory_order_release); });
+      // Not before: while this thread helps blocked streams on, it must not meet one that waits for it.
+      taken_.store(false, std::memory_order_release);
     }
   }
 
@@ -95,14 +113,21 @@ class Replayer {
     return taken_.load(std::memory_order_acquire);
   }
 
-  // At exit the thread ends before static objects of other libraries go away.
+  // A thread that has launched a graph beside it ends after it. At exit that is before static objects go away which the
+  // graph uses; atexit() would have to be called after the last of them was made. Helps no more: the thread's own
+  // objects that kernels use may be gone.
+  void finish() const {
+    if (g_forked) return;
+    for (uint64_t seen = progress(); device() >= 0 && !t_replays; seen = progress()) wait_progress(seen, 20);
+  }
+
+  // At exit what other threads have launched is finished too, then the thread ends.
   void end() {
-    if (g_forked || getpid() != owner_) return;
+    if (g_forked || getpid() != owner_ || t_replays) return;
     {
       std::lock_guard<std::mutex> lock(mutex_);
       stop_ = true;
       wake_.notify_one();
-      give_up_.store(true, std::memory_order_relaxed);
     }
     thread_.join();
   }
@@ -111,6 +136,7 @@ class Replayer {
   std::condition_variable wake_;
   bool asleep_ = false, stop_ = false;
   std::atomic<bool> taken_{false}, give_up_{false};
+  std::atomic<int> device_{-1};
   Stream* stream_ = nullptr;
   Step step_;
   std::thread thread_;
@@ -128,11 +154,14 @@ bool take_wish_beside() {
 bool given_up_beside() { return Replayer::the().given_up(); }
 
 bool run_beside(Stream* stream, Step& step) {
-  if (!aloftRunsBeside() || !step.graph->random.empty()) return false;
-  for (const auto& node : step.graph->nodes) {
-    if (dynamic_cast<SyncNode*>(node.get())) return false;
-  }
-  return Replayer::the().take(stream, step);
+  Graph* graph = step.graph.get();
+  if (!graph->plain || !aloftRunsBeside()) return false;
+  Stream* none = nullptr;
+  if (!graph->runner.compare_exchange_strong(none, stream)) return false;
+  if (Replayer::the().take(stream, step)) return true;
+  graph->runner.store(nullptr);
+  signal_progress();  // another stream may have found it taken
+  return false;
 }
 
 namespace {
@@ -148,14 +177,31 @@ void help_until(bool (*over)(void*), void* context) {
 
 }  // namespace
 
-void join_beside(Stream* stream) {
-  help_until([](void* of) { return !static_cast<Stream*>(of)->beside.load(std::memory_order_acquire); }, stream);
+bool join_beside(Stream* stream, int timeout_ms) {
+  if (t_replays) return true;
+  if (timeout_ms < 0) {
+    help_until([](void* of) { return !static_cast<Stream*>(of)->beside.load(std::memory_order_acquire); }, stream);
+    return true;
+  }
+  struct Wait {
+    Stream* stream;
+    Clock::time_point until;
+  } wait{stream, Clock::now() + std::chrono::milliseconds(timeout_ms)};
+  help_until(
+      [](void* of) {
+        const auto* wait = static_cast<Wait*>(of);
+        return !wait->stream->beside.load(std::memory_order_acquire) || Clock::now() >= wait->until;
+      },
+      &wait);
+  return !stream->beside.load(std::memory_order_acquire);
 }
 
-void join_beside() {
-  Replayer& replayer = Replayer::the();
-  if (replayer.at_work()) help_until([](void* of) { return !static_cast<Replayer*>(of)->at_work(); }, &replayer);
+void join_beside(int device) {
+  if (device < 0 || t_replays || Replayer::the().device() != device) return;
+  help_until([](void* of) { return Replayer::the().device() != *static_cast<int*>(of); }, &device);
 }
+
+void give_up_beside(const Stream* stream) { Replayer::the().give_up(stream); }
 
 }  // namespace aloft
 
@@ -170,6 +216,8 @@ int aloftRunsBeside(void) {
 
 void aloftRunNextBeside(void) { t_wish = true; }
 
-int aloftBesideIsFree(void) { return aloftRunsBeside() && !Replayer::the().at_work(); }
+int aloftBesideIsFree(void) { return aloftRunsBeside() && Replayer::the().free(); }
 
-void aloftGiveUpBeside(aclrtStream handle) { Replayer::the().give_up(handle); }
+void aloftGiveUpBeside(aclrtStream handle) {
+  if (!g_forked) Replayer::the().give_up(handle);
+}

@@ -9,15 +9,19 @@
 
 namespace aloft {
 
-// Takes `step` (a graph without waits, records and random nodes), unless another graph runs beside the host already
-// or nobody would compute it. The caller holds the stream's order, finds nothing queued, and leaves the order then.
+// Takes `step` if it is a plain graph, unless another graph runs beside the host already, this one runs on another
+// stream, or nobody would compute it. The caller holds the stream's order, finds nothing queued, and leaves the order
+// then.
 bool run_beside(Stream* stream, Step& step);
-// Waits until nothing of `stream` runs beside the host, computing meanwhile. Not for the thread that runs it.
-void join_beside(Stream* stream);
-// The same for every stream; free of cost where nothing does.
-void join_beside();
+// Waits until nothing of `stream` runs beside the host, computing meanwhile; not in the thread that runs it. False:
+// not over after timeout_ms (< 0: none) or somewhat more, since a share of a kernel that has been taken is computed.
+bool join_beside(Stream* stream, int timeout_ms = -1);
+// The same for the streams of a device; free of cost where nothing runs.
+void join_beside(int device);
 // The next graph this thread launches is to run beside it; true once.
 bool take_wish_beside();
+// The stream is to be thrown away.
+void give_up_beside(const Stream* stream);
 // What runs beside the host is not needed any more.
 bool given_up_beside();
 
@@ -35,7 +39,7 @@ extern "C" {
 struct AloftBesideHooks {
   bool (*help)(bool (*done)(void*), void* context);
   void (*beside)(int on);
-  int (*threads)();
+  int (*threads)();  // -1: the environment is wrong
 };
 // Called once, when libopapi is loaded; the hooks live as long as the process.
 ALOFT_API void aloftSetBesideHooks(const AloftBesideHooks* hooks);
@@ -44,8 +48,9 @@ ALOFT_API void aloftSetBesideHooks(const AloftBesideHooks* hooks);
 ALOFT_API int aloftRunsBeside(void);
 // 1 when moreover no graph runs beside the host now: the next one would.
 ALOFT_API int aloftBesideIsFree(void);
-// The next graph the calling thread launches on an idle stream runs beside it if it can (aclmdlRIExecuteAsync returns
-// at once); else it runs as ever.
+// The next graph the calling thread launches runs beside it if it can (aclmdlRIExecuteAsync returns at once); else it
+// runs as ever, as do graphs that wait, record, draw random numbers, call the program or hold task groups. What fails
+// in it is told by the next launch on its stream or the next synchronisation, and by events recorded after it.
 ALOFT_API void aloftRunNextBeside(void);
 // What runs beside the host on `stream` is not needed: it ends after the operator it is in, what it has written is
 // undefined. Returns at once. No effect where nothing does, or the stream is gone.

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <set>
 
+#include "acl/beside.h"
 #include "acl/timing.h"
 
 namespace aloft {
@@ -169,8 +170,10 @@ aclError end_capture(Stream* stream, void** handle) {
     return code;
   }
   auto& graph = *model->graph;
+  graph.plain = model->groups.empty();
   for (size_t i = 0; i < graph.nodes.size(); ++i) {
     if (graph.nodes[i]->random()) graph.random.push_back(i);
+    graph.plain = graph.plain && !graph.nodes[i]->random() && !dynamic_cast<SyncNode*>(graph.nodes[i].get());
   }
   model->complete = true;
   *handle = model;
@@ -297,7 +300,10 @@ ALOFT_API std::atomic<bool>& aloftPoisonSwitch() {
 ALOFT_API aclError aclmdlRICaptureBegin(aclrtStream handle, int mode) {
   aclError code = kOk;
   Stream* stream = find_stream(handle, &code);
-  return stream ? begin_capture(stream, mode) : code;
+  if (!stream) return code;
+  // What its nodes launch is to run, not to be captured.
+  if (stream->beside.load(std::memory_order_acquire)) join_beside(stream);
+  return begin_capture(stream, mode);
 }
 
 ALOFT_API aclError aclmdlRICaptureEnd(aclrtStream handle, void** model) {
@@ -329,6 +335,7 @@ ALOFT_API aclError aclmdlRICaptureThreadExchangeMode(int* mode) {
 }
 
 ALOFT_API aclError aclmdlRIExecuteAsync(void* handle, aclrtStream stream_handle) {
+  const bool beside = take_wish_beside();
   aclError code = kOk;
   Stream* stream = find_stream(stream_handle, &code);
   if (!stream) return code;
@@ -344,7 +351,9 @@ ALOFT_API aclError aclmdlRIExecuteAsync(void* handle, aclrtStream stream_handle)
     if (!model->complete) return fail(kRtModelCaptured, "aclmdlRIExecuteAsync: the graph is still being captured");
     graph = model->graph;
   }
-  return submit(stream, Step{nullptr, std::move(graph), 0});
+  Step step{nullptr, std::move(graph), 0};
+  step.beside = beside;
+  return submit(stream, std::move(step));
 }
 
 ALOFT_API aclError aclmdlRIDestroy(void* handle) {

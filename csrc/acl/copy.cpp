@@ -100,7 +100,8 @@ ALOFT_API aclError aclrtMemcpy(void* to, size_t room, const void* from, size_t c
     const int device = aloftDeviceOf(kind == kHostToDevice ? to : from);
     if ((code = quiesce(device, "aclrtMemcpy")) != kOk) return code;
   }
-  join_beside();
+  join_beside(aloftDeviceOf(to));
+  join_beside(aloftDeviceOf(from));
   std::shared_lock<std::shared_mutex> copying(direct_copies());
   std::memmove(to, from, count);
   return kOk;
@@ -168,7 +169,7 @@ ALOFT_API aclError aclrtMemset(void* to, size_t room, int32_t value, size_t coun
   if (code != kOk || count == 0) return code;
   if (!usable(&code) || (code = check_unsafe_call("aclrtMemset")) != kOk) return code;
   const int device = aloftDeviceOf(to);
-  join_beside();
+  join_beside(device);
   if (device >= 0 && settings().streams == StreamMode::Async && (code = quiesce(device, "aclrtMemset")) != kOk)
     return code;
   std::shared_lock<std::shared_mutex> copying(direct_copies());

@@ -170,7 +170,7 @@ ALOFT_API aclError aclrtRecordEvent(aclrtEvent event, aclrtStream handle) {
     state->capture.reset();
   }
   if (inline_mode() && enter(stream)) {
-    complete(*state, number, kOk, "");
+    complete(*state, number, stream->error, stream->error_text);  // of a graph that ran beside the host
     leave(stream);
     return kOk;
   }

@@ -362,7 +362,10 @@ aclError destroy_stream(Stream* stream, bool force) {
     signal_progress();
     stream->worker.join();
   } else {
-    if (stream->beside.load()) join_beside(stream);
+    if (stream->beside.load()) {
+      if (force) give_up_beside(stream);
+      join_beside(stream);
+    }
     std::lock_guard<std::mutex> lock(stream->order);
     drop_locked(stream, kRtStreamContext, "the stream was destroyed");
   }
@@ -411,13 +414,12 @@ aclError take_draws(Step* step) {
 }  // namespace
 
 aclError submit(Stream* stream, Step step) {
-  const bool beside = step.graph && take_wish_beside();
   if (const aclError code = take_draws(&step); code != kOk) return code;
   if (inline_mode()) {
     if (enter(stream)) {
       aclError error = take_error_locked(stream);
       std::string text;
-      if (error == kOk && beside && stream->depth == 1 && run_beside(stream, step)) {
+      if (error == kOk && step.beside && stream->depth == 1 && run_beside(stream, step)) {
         release(stream);
         return kOk;
       }
@@ -459,7 +461,7 @@ void finish_beside(Stream* stream, Step step, const std::function<void()>& over)
   stream->depth = 1;
   aclError error = stream->error;
   std::string text = stream->error_text;
-  advance(stream, step, &error, &text);  // never blocked: run_beside took no graph with waits
+  advance(stream, step, &error, &text);  // never blocked: a plain graph, which run_beside has taken for this stream
   step = Step();                         // destroyed before anyone is told that it is done
   if (stream->error == kOk && error != kOk) {
     stream->error = error;
@@ -480,9 +482,14 @@ aclError synchronize(Stream* stream, int timeout_ms) {
   auto still = start;  // when the last progress was seen
   uint64_t seen = progress();
   for (bool first = true;; first = false) {
+    const uint64_t before = progress();
     {
       std::unique_lock<std::mutex> lock(stream->order, std::defer_lock);
       if (inline_mode()) {
+        if (stream->beside.load() && timeout_ms >= 0 && !join_beside(stream, timeout_ms)) {
+          return fail(kRtStreamSyncTimeout, "stream %d of device %d still ran a graph after %d ms", stream->id,
+                      stream->context->device, timeout_ms);
+        }
         acquire(stream);
         drain_locked(stream);
         if (stream->queue.empty()) {
@@ -511,7 +518,8 @@ aclError synchronize(Stream* stream, int timeout_ms) {
     }
     // One host thread that waits here can issue nothing more; with others about, give them time.
     const double patience = host_threads() > 1 ? settings().wait_timeout_s : (inline_mode() ? 0 : 0.2);
-    if (timeout_ms < 0 && !first && all_blocked() && std::chrono::duration<double>(now - still).count() >= patience) {
+    if (timeout_ms < 0 && !first && std::chrono::duration<double>(now - still).count() >= patience && all_blocked() &&
+        progress() == before) {  // else what it waits for may have come after we looked
       const aclError code = report_deadlock(stream);
       const std::string text = last_error_text();
       if (inline_mode()) {
@@ -554,7 +562,7 @@ aclError wait_until(const std::function<bool()>& done, int timeout_ms, const cha
       continue;
     }
     const double patience = host_threads() > 1 ? settings().wait_timeout_s : (inline_mode() ? 0 : 0.2);
-    if (all_blocked() && std::chrono::duration<double>(now - still).count() >= patience) {
+    if (std::chrono::duration<double>(now - still).count() >= patience && all_blocked() && progress() == seen) {
       std::string names;
       {
         std::shared_lock<std::shared_mutex> lock(streams().mutex);
@@ -583,18 +591,19 @@ bool waits_for_host(Stream* stream) {
     } else if (stream->pending.load() == 0) {
       return false;
     }
-    if (all_blocked()) return stream->pending.load() > 0;
+    if (all_blocked() && progress() == seen) return stream->pending.load() > 0;
     wait_progress(seen, 2);
   }
 }
 
 aclError quiesce(int device, const char* what) {
   if (inline_mode() && streams().blocked.load() == 0) return kOk;
+  join_beside(device);
   return wait_until(
       [device] {
         std::shared_lock<std::shared_mutex> lock(streams().mutex);
         for (Stream* stream : streams().live) {
-          if (stream->context->device == device && stream->pending.load() > 0) return false;
+          if (stream->context->device == device && stream->pending.load() > 0 && !mine(stream)) return false;
         }
         return true;
       },
@@ -646,7 +655,7 @@ aclError synchronize_context(Context* context, int timeout_ms) {
   aclError first = kOk;
   std::string text;
   for (Stream* stream : list) {
-    if (stream->pending.load() == 0 && stream->error == kOk && !inline_mode()) continue;
+    if (!inline_mode() && stream->pending.load() == 0 && stream->error == kOk) continue;
     const aclError code = synchronize(stream, timeout_ms);
     if (code != kOk && first == kOk) {
       first = code;

@@ -35,6 +35,8 @@ struct Stream;
 struct Graph {
   std::vector<std::unique_ptr<Node>> nodes;
   std::vector<size_t> random;  // which of them draw random numbers
+  // Nothing but operators: no node waits, lets others go on, draws a number or calls the program back.
+  bool plain = false;
   uint32_t id = 0;
   // The stream that replays it: nodes run one at a time, so a second replay waits for the first.
   std::atomic<Stream*> runner{nullptr};
@@ -47,6 +49,7 @@ struct Step {
   size_t next = 0;
   std::vector<Draw> draws{};  // of its random nodes, in their order
   size_t drawn = 0;           // how many of them are used
+  bool beside = false;        // it is to run beside the host, if it can (acl/beside.h)
 };
 
 struct Stream {

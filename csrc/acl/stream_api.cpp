@@ -196,12 +196,29 @@ ALOFT_API aclError aclrtResetDeviceForce(int32_t device) { return aclrtResetDevi
 
 // --- host callbacks -------------------------------------------------------------------------------------------------
 
+namespace {
+
+// The program's function may need locks that the thread holds which waits for the stream (Python's own): a graph with
+// one in it runs in the thread that launches it.
+class HostFunctionNode final : public SyncNode {
+ public:
+  HostFunctionNode(void (*function)(void*), void* arguments)
+      : SyncNode("host function"), function_(function), arguments_(arguments) {}
+  aclError run() override {
+    function_(arguments_);
+    return kOk;
+  }
+
+ private:
+  void (*const function_)(void*);
+  void* const arguments_;
+};
+
+}  // namespace
+
 ALOFT_API aclError aclrtLaunchHostFunc(aclrtStream stream, void (*function)(void*), void* arguments) {
   if (!function) return fail(kInvalidParam, "aclrtLaunchHostFunc: the function is null");
-  return launch(stream, "host function", [=] {
-    function(arguments);
-    return kOk;
-  });
+  return aloftLaunchNode(stream, new HostFunctionNode(function, arguments));
 }
 
 // A callback runs in stream order. CANN has a thread of the program run it (aclrtProcessReport); here the stream

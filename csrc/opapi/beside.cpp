@@ -7,7 +7,7 @@ namespace {
 
 [[gnu::constructor]] void set_hooks() {
   static constexpr AloftBesideHooks hooks{aloft::help_loops, [](int on) { aloft::leave_place(on != 0); },
-                                          aloft::num_threads};
+                                          aloftNumThreads};
   aloftSetBesideHooks(&hooks);
 }
 

@@ -32,6 +32,13 @@ def test_graphs_in_strict_mode(name: str, segments: str) -> None:
     expect("graphs", name, **settings, **({"PYTORCH_NPU_ALLOC_CONF": segments} if segments else {}))
 
 
+@pytest.mark.parametrize(("mode", "threads"), [("inline", 2), ("inline", 4), ("async", 2)])
+@pytest.mark.parametrize("name", checks("beside"))
+def test_beside(name: str, mode: str, threads: int) -> None:
+    settings = {"ALOFT_THREADS": str(threads), "OMP_NUM_THREADS": str(threads)}
+    expect("beside", name, ALOFT_STREAMS=mode, ALOFT_HBM_GIB="1", ALOFT_WAIT_TIMEOUT="3", **settings)
+
+
 @pytest.mark.parametrize("name", checks("memory"))
 def test_memory(name: str) -> None:
     expect("memory", name, ALOFT_HBM_GIB="1")

@@ -11,19 +11,6 @@
 
 namespace {
 
-using Threads = std::vector<std::thread>;
-
-void in_threads(int count, const std::function<void(int)>& body) {
-  Threads threads;
-  for (int t = 0; t < count; ++t) {
-    threads.emplace_back([&body, t] {
-      OK(aclrtSetDevice(0));
-      body(t);
-    });
-  }
-  for (auto& thread : threads) thread.join();
-}
-
 // Several threads launch on the same streams: each stream runs its nodes one at a time, and each thread's in order.
 void fifo(int scale) {
   constexpr int kStreams = 3, kThreads = 4;
@@ -465,6 +452,7 @@ int main(int argc, char** argv) {
                             {"churn", churn},
                             {"cost", cost}};
   for (const Scenario& scenario : graph_scenarios()) all.push_back(scenario);
+  for (const Scenario& scenario : beside_scenarios()) all.push_back(scenario);
   for (const Scenario& scenario : all) {
     if (argc > 2 && std::string(argv[2]) != scenario.name) continue;
     OK(aclrtSetDevice(0));

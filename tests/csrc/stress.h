@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "acl/abi.h"
@@ -13,6 +14,7 @@
 extern "C" {
 const char* aclGetRecentErrMsg();
 aclError aclrtSetDevice(int32_t device);
+aclError aclrtResetDevice(int32_t device);
 aclError aclrtGetMemInfo(int attr, size_t* free_bytes, size_t* total_bytes);
 aclError aclrtMalloc(void** address, size_t size, int policy);
 aclError aclrtFree(void* address);
@@ -51,6 +53,7 @@ aclError aclrtIpcMemGetExportKey(void* address, size_t size, char* key, size_t l
 aclError aclrtIpcMemSetImportPid(const char* key, int32_t* pids, size_t count);
 aclError aclrtIpcMemImportByKey(void** address, const char* key, uint64_t flags);
 aclError aclrtIpcMemClose(const char* key);
+aclError aclrtLaunchHostFunc(aclrtStream stream, void (*function)(void*), void* arguments);
 aclError aclmdlRICaptureBegin(aclrtStream stream, int mode);
 aclError aclmdlRICaptureEnd(aclrtStream stream, void** model);
 aclError aclmdlRICaptureGetInfo(aclrtStream stream, int* status, void** model);
@@ -106,3 +109,16 @@ struct Scenario {
 };
 
 std::vector<Scenario> graph_scenarios();
+std::vector<Scenario> beside_scenarios();
+
+// body(0) ... body(count - 1), each in a thread of its own that has selected the device.
+inline void in_threads(int count, const std::function<void(int)>& body) {
+  std::vector<std::thread> threads;
+  for (int t = 0; t < count; ++t) {
+    threads.emplace_back([&body, t] {
+      OK(aclrtSetDevice(0));
+      body(t);
+    });
+  }
+  for (auto& thread : threads) thread.join();
+}

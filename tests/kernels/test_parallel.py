@@ -94,6 +94,54 @@ def test_set_threads_nested_and_concurrent_callers() -> None:
     )
 
 
+@pytest.mark.parametrize("place_left", [False, True])
+def test_guests_take_part_and_every_index_is_computed_once(place_left: bool) -> None:
+    out = child(
+        f"""
+        import random
+        Done = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p)
+        help_loops = lib._ZN5aloft10help_loopsEPFbPvES0_
+        help_loops.argtypes, help_loops.restype = [Done, ctypes.c_void_p], ctypes.c_bool
+        leave_place = lib._ZN5aloft11leave_placeEb
+        leave_place.argtypes, leave_place.restype = [ctypes.c_bool], None
+        over, helped, never = [], [], Done(lambda _: False)
+        done = Done(lambda _: bool(over))
+        def guest():
+            helped.append(threading.get_native_id())
+            while not help_loops(done, None): pass
+        guests = [threading.Thread(target=guest) for _ in range(2)]
+        [g.start() for g in guests]
+        leave_place({place_left})
+        numbers, seen = random.Random(3), set()
+        for i in range(1000):
+            if i % 100 == 0:
+                assert lib.aloftSetNumThreads(numbers.choice((1, 2, 3, 8))) == 0
+            count, grain = numbers.randrange(1, 300), numbers.randrange(1, 30)
+            ranges, threads = loop(count, grain)
+            covers(ranges, count, grain)
+            seen |= threads
+        # Two threads: the place of one is left to whoever helps, so of the pool's own there is none.
+        lib.aloftSetNumThreads(2)
+        own = set()
+        for _ in range(20):
+            own |= loop(16, 1, 0.001)[1]
+        own -= {{threading.get_native_id(), *helped}}
+        assert bool(own) != {place_left}, own
+        assert not seen.isdisjoint(helped)
+        inner = []
+        def body(_, begin, end): inner.append(help_loops(never, None))   # not from within a loop
+        run_parallel(8, 1, Body(body), None)
+        assert inner and not any(inner), inner
+        over.append(1)
+        [g.join() for g in guests]
+        assert help_loops(never, None) is False     # nothing to do: it comes back
+        print("fine")
+        """,
+        ALOFT_THREADS="3",
+    )
+    assert out == "fine"
+
+
 def test_workers_sleep_when_idle_and_wake() -> None:
     out = child(
         """

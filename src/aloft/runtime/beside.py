@@ -28,8 +28,9 @@ def free() -> bool:
 def replay(graph: npu.NPUGraph) -> None:
     """Replays a graph beside the calling thread where it can be, else as ever.
 
-    Whatever is done with the stream or its device's memory afterwards waits until the graph is over. A graph that waits
-    for events, records them, or draws random numbers is replayed as ever, as is one for which nothing is ``free()``.
+    Whatever is done with the stream or its device's memory afterwards waits until the graph is over, and raises what
+    went wrong in it. A graph that waits for events, records them, draws random numbers, calls the program or holds task
+    groups is replayed as ever, as is any while nothing is ``free()``.
     """
     library = _library()
     assert library is not None
