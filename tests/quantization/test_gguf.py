@@ -102,7 +102,7 @@ def test_blocks(kind):
     assert codes.dtype == torch.int8 and scale.shape == offset.shape == (7, 4)
     if kind != "Q8_0":
         assert int(codes.min()) >= -8 and int(codes.max()) <= 7
-    made = (codes.double() + offset.double().repeat_interleave(32, 1)) * scale.double().repeat_interleave(32, 1)
+    made = (codes.double() - offset.double().repeat_interleave(32, 1)) * scale.double().repeat_interleave(32, 1)
     want = torch.from_numpy(dequantize(raw, gguf.GGMLQuantizationType[kind])).double()
     assert torch.allclose(made, want, rtol=0, atol=0 if kind != "Q4_1" else 1e-6)
 

@@ -1,4 +1,4 @@
-"""Blocks of 32 weights along a row, as GGUF packs them: ``w = (code + offset) * scale``.
+"""Blocks of 32 weights along a row, as GGUF packs them: ``w = (code - offset) * scale``.
 
 | type | bytes of a block | weights |
 |---|---|---|
@@ -39,7 +39,7 @@ def split(raw: numpy.ndarray, kind: str) -> tuple[torch.Tensor, torch.Tensor, to
         lowest = torch.from_numpy(numbers[..., 1].copy())
         flat = scale == 0
         codes = codes.masked_fill(flat.repeat_interleave(GROUP, 1), 0)
-        offset = torch.where(flat, 1.0, lowest / torch.where(flat, 1.0, scale) + 8)
+        offset = -torch.where(flat, 1.0, lowest / torch.where(flat, 1.0, scale) + 8)
         scale = torch.where(flat, lowest, scale)
     return codes, scale, offset
 
