@@ -55,7 +55,9 @@ class Compared:
         count = runner.batch.num_reqs
         if again is not None:  # the batch lags behind
             runner.requests.sampled.catch_up()
-            runner.batch.num_computed_tokens_cpu[:count] = step.scheduled_cached_reqs.num_computed_tokens
+            data = step.scheduled_cached_reqs  # in the scheduler's order
+            for req_id, computed in zip(data.req_ids, data.num_computed_tokens, strict=True):
+                runner.batch.num_computed_tokens_cpu[runner.batch.req_id_to_index[req_id]] = computed
             self.went_on += 1
         eager = runner._eager(step)
         hidden = eager.hidden_states.clone()
