@@ -41,6 +41,7 @@ class StepAhead:
         self.max_model_len = max_model_len
         self.stream = stream
         self.running = False
+        self._number = 0
         self._rows: object = None  # of which the two below are
         self._limits = np.empty(0, dtype=np.int64)  # tokens at which each row ends
         self._stops: frozenset[int] = frozenset()  # tokens that end some row
@@ -59,7 +60,7 @@ class StepAhead:
         if not graph.stage.advance(tokens):
             return
         self.running = True
-        beside.replay(graph.graph)
+        self._number = beside.replay(graph.graph)
 
     def finish(self) -> None:
         """The step is the one that was asked for: waits for its end, computing."""
@@ -70,7 +71,7 @@ class StepAhead:
         """It is not."""
         if self.running:
             self.running = False
-            beside.give_up(self.stream)
+            beside.give_up(self.stream, self._number)
 
     def _ends(self, tokens: np.ndarray, rows: tuple[list[str], dict[str, int]]) -> bool:
         """Whether some request ends with these tokens, so that the next step has other rows."""

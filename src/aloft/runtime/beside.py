@@ -25,8 +25,11 @@ def free() -> bool:
     return bool(library.aloftBesideIsFree())
 
 
-def replay(graph: npu.NPUGraph) -> None:
-    """Replays a graph beside the calling thread where it can be, else as ever.
+_launched = 0
+
+
+def replay(graph: npu.NPUGraph) -> int:
+    """Replays a graph beside the calling thread where it can be, else as ever; returns the number to give it up by.
 
     Whatever is done with the stream or its device's memory afterwards waits until the graph is over, and raises what
     went wrong in it. A graph that waits for events, records them, draws random numbers, calls the program or holds task
@@ -34,15 +37,23 @@ def replay(graph: npu.NPUGraph) -> None:
     """
     library = _library()
     assert library is not None
+    global _launched
+    _launched += 1
+    number = _launched
     library.aloftRunNextBeside()
     graph.replay()
+    return number
 
 
-def give_up(stream: npu.Stream) -> None:
-    """What runs beside the host on a stream, if anything, ends soon, whatever it has reached: it is not needed."""
+def give_up(stream: npu.Stream, number: int) -> None:
+    """The replay of that number on a stream, if it still runs, ends soon, whatever it has reached: it is not needed.
+
+    Other engines of the process may have launched others since, on the same stream; those go on.
+    """
     library = _library()
     assert library is not None
-    library.aloftGiveUpBeside(stream.npu_stream)
+    if number == _launched:
+        library.aloftGiveUpBeside(stream.npu_stream)
 
 
 @functools.cache

@@ -131,11 +131,16 @@ def given_up_it_ends_and_a_later_replay_is_right() -> None:
     x, graph = slow()
     stream = torch.npu.current_stream()
     if BESIDE:
-        replay(graph)
-        beside.give_up(stream)
+        number = beside.replay(graph)
+        beside.give_up(stream, number - 1)  # another engine's, which is over: no effect
+        stream.synchronize()
+        same(x, NODES)
+        x.zero_()
+        number = beside.replay(graph)
+        beside.give_up(stream, number)
         stream.synchronize()
         assert x.max().item() < NODES
-        beside.give_up(stream)  # nothing runs
+        beside.give_up(stream, number)  # nothing runs
     for _ in range(2):
         x.zero_()
         replay(graph)
@@ -330,7 +335,7 @@ def a_forked_child_leaves_it_alone() -> None:
         try:
             if BESIDE:
                 beside.free()
-                beside.give_up(torch.npu.current_stream())
+                beside.give_up(torch.npu.current_stream(), 1)
             x.add_(1)
         except RuntimeError as error:
             code = 0 if "fork" in str(error) else 2
