@@ -108,24 +108,32 @@ def main() -> None:
     layer_bytes: dict[tuple[str, str], float] = {}
     logs = Path(tempfile.mkdtemp(prefix="aloft-bench-"))
     say("logs of the engines:", logs)
-    for session in plan.sessions:
-        sitting = Sitting(session, samples, roof, logs, args.guard)
-        sitting.run()
-        shapes[session.model] = sitting.shape()
-        title = f"{session.model} {session.precision}"
-        missing[title] = sitting.missing | dict.fromkeys(session.left_out, LEFT_OUT)
-        agreement[title], memory[title] = sitting.agreement, sitting.memory
-        layer_bytes |= sitting.layer_bytes
-    rows = samples.rows()
-    if not args.only_engines:
-        rows += measure("imports", repeats=plan.import_repeats)
-        rows += measure("route", repeats=plan.route_repeats)
-        rows += measure("steps", repeats=plan.step_repeats)
-        names = [name for name in plan.servers if not args.engines or name in args.engines]
-        served = servers.measure(plan.first_token_repeats, plan.rates, plan.online_requests, names, logs)
-        rows += served[0]
-        report["online"], missing["servers"] = served[1:]
-        missing["servers"] |= {kind.name: LEFT_OUT for kind in servers.KINDS if kind.engine not in names}
+    rows: list[dict[str, Any]] = []  # of the sessions that are over
+    alone: list[dict[str, Any]] = []
+    try:
+        for session in plan.sessions:
+            sitting = Sitting(session, samples, roof, logs, args.guard)
+            sitting.run()
+            shapes[session.model] = sitting.shape()
+            title = f"{session.model} {session.precision}"
+            missing[title] = sitting.missing | dict.fromkeys(session.left_out, LEFT_OUT)
+            agreement[title], memory[title] = sitting.agreement, sitting.memory
+            layer_bytes |= sitting.layer_bytes
+            rows = samples.rows()
+        if not args.only_engines:
+            alone += measure("imports", repeats=plan.import_repeats)
+            alone += measure("route", repeats=plan.route_repeats)
+            alone += measure("steps", repeats=plan.step_repeats)
+            names = [name for name in plan.servers if not args.engines or name in args.engines]
+            served = servers.measure(plan.first_token_repeats, plan.rates, plan.online_requests, names, logs)
+            alone += served[0]
+            report["online"], missing["servers"] = served[1:]
+            missing["servers"] |= {kind.name: LEFT_OUT for kind in servers.KINDS if kind.engine not in names}
+    except (KeyboardInterrupt, SystemExit) as error:
+        if not rows:
+            raise
+        report["incomplete"] = f"ended by {type(error).__name__} {error}".rstrip()
+    rows += alone
     limits = {name: row(name, values, unit) for (name, unit), values in roof.samples.items()}
     report |= {
         "roofline": limits,
@@ -137,6 +145,9 @@ def main() -> None:
         "ratios": ratios(rows, shapes, roof, layer_bytes),
     }
     report["seconds"] = round(time.monotonic() - started)
+    if "incomplete" in report:  # of use to whoever waited for it, but no report
+        write(report, (args.out or RESULTS / "run.json").with_suffix(".incomplete.json"), now)
+        raise SystemExit(f"{report['incomplete']}; only what was measured before has been written")
     write(report, args.out, now)
 
 
