@@ -6,6 +6,9 @@
 
 #include <chrono>
 #include <cstdlib>
+#include <utility>
+
+#include "acl/relax.h"
 
 namespace aloft {
 namespace {
@@ -18,14 +21,6 @@ constexpr std::chrono::microseconds kSpin{200};
 
 std::atomic<const AloftBesideHooks*> g_hooks{nullptr};
 thread_local bool t_wish = false, t_replays = false;
-
-inline void relax() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
 
 class Replayer {
  public:
@@ -145,11 +140,7 @@ class Replayer {
 
 }  // namespace
 
-bool take_wish_beside() {
-  const bool wish = t_wish;
-  t_wish = false;
-  return wish;
-}
+bool take_wish_beside() { return std::exchange(t_wish, false); }
 
 bool given_up_beside() { return Replayer::the().given_up(); }
 
@@ -195,6 +186,8 @@ bool join_beside(Stream* stream, int timeout_ms) {
       &wait);
   return !stream->beside.load(std::memory_order_acquire);
 }
+
+bool any_beside() { return Replayer::the().device() >= 0; }
 
 void join_beside(int device) {
   if (device < 0 || t_replays || Replayer::the().device() != device) return;

@@ -16,7 +16,9 @@ bool run_beside(Stream* stream, Step& step);
 // Waits until nothing of `stream` runs beside the host, computing meanwhile; not in the thread that runs it. False:
 // not over after timeout_ms (< 0: none) or somewhat more, since a share of a kernel that has been taken is computed.
 bool join_beside(Stream* stream, int timeout_ms = -1);
-// The same for the streams of a device; free of cost where nothing runs.
+// Whether anything runs beside the host.
+bool any_beside();
+// As join_beside for the streams of a device.
 void join_beside(int device);
 // The next graph this thread launches is to run beside it; true once.
 bool take_wish_beside();

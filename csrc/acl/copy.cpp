@@ -100,8 +100,10 @@ ALOFT_API aclError aclrtMemcpy(void* to, size_t room, const void* from, size_t c
     const int device = aloftDeviceOf(kind == kHostToDevice ? to : from);
     if ((code = quiesce(device, "aclrtMemcpy")) != kOk) return code;
   }
-  join_beside(aloftDeviceOf(to));
-  join_beside(aloftDeviceOf(from));
+  if (any_beside()) {
+    join_beside(aloftDeviceOf(to));
+    join_beside(aloftDeviceOf(from));
+  }
   std::shared_lock<std::shared_mutex> copying(direct_copies());
   std::memmove(to, from, count);
   return kOk;

@@ -23,6 +23,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "acl/relax.h"
 #include "kernels/cpu.h"
 #include "kernels/upcoming.h"
 
@@ -58,14 +59,6 @@ const Settings& settings() {
 
 std::atomic<int> threads_asked{0};  // 0: as the settings say
 
-inline void relax() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
-
 // What a thread does that has to look again.
 inline void wait_a_little() {
   if (!upcoming::fetch()) relax();
@@ -87,8 +80,8 @@ void futex_wake(std::atomic<uint32_t>* word) {
 
 thread_local bool inside_loop = false;
 thread_local bool place_left = false;
-constexpr int kGuest = -1;  // in the place of a worker's index
-constexpr int64_t kGuestPatience = 2000000;
+constexpr int kGuest = -1;                   // in the place of a worker's index
+constexpr int64_t kGuestPatience = 2000000;  // ns without a loop, after which a guest sleeps
 constexpr int kTurnsToGap = 400;  // some 20 microseconds: the loop that is waited for does not follow at once
 
 struct Worker {

@@ -70,20 +70,23 @@ def refusals(config: VllmConfig) -> Iterator[str]:
         yield from _model_refusals(config.model_config)
 
 
-def cache_dtype_refusal(name: str, model_dtype: str) -> Iterator[str]:
-    """Why a --kv-cache-dtype is refused for a model of a dtype (``torch.bfloat16``); nothing where it is not."""
+def cache_dtype_refusal(name: str, model_dtype: str) -> str | None:
+    """Why a --kv-cache-dtype is refused for a model of a dtype (``torch.bfloat16``); None where it is not."""
     own = model_dtype.removeprefix("torch.")
     valid = ["auto", *([own] if own != "float32" else []), *FP8]
-    if name not in valid:
-        yield (
-            "aloft keeps the KV cache in the model's dtype or as 8-bit floats (e4m3): --kv-cache-dtype must be "
-            f"{', '.join(valid[:-1])} or {valid[-1]}, not {name}."
-        )
+    if name in valid:
+        return None
+    return (
+        "aloft keeps the KV cache in the model's dtype or as 8-bit floats (e4m3): --kv-cache-dtype must be "
+        f"{', '.join(valid[:-1])} or {valid[-1]}, not {name}."
+    )
 
 
 def _cache_dtype_refusals(config: VllmConfig, model: ModelConfig) -> Iterator[str]:
     cache = config.cache_config
-    yield from cache_dtype_refusal(cache.cache_dtype, str(model.dtype))
+    refusal = cache_dtype_refusal(cache.cache_dtype, str(model.dtype))
+    if refusal is not None:
+        yield refusal
     if cache.cache_dtype not in FP8:
         return
     if cache.kv_cache_dtype_skip_layers:

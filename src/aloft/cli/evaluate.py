@@ -126,7 +126,8 @@ def _prepared(model: Path, settings: EvalSettings, kv_cache_dtype: str = "auto")
             raise UserError(
                 f"--window must be at most {longest - 1} for {model}, whose length is {longest}, not {window}."
             )
-        for refusal in limits.cache_dtype_refusal(kv_cache_dtype, str(config.dtype)):
+        refusal = limits.cache_dtype_refusal(kv_cache_dtype, str(config.dtype))
+        if refusal is not None:
             raise UserError(refusal)
         tokenizer: Any = cached_tokenizer_from_config(config)
         text = settings.text.read_text(encoding="utf-8", errors="replace")
