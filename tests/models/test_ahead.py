@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator
 
 import pytest
+from torch_npu import npu
 
 from aloft.runner.ahead import StepAhead
 from aloft.runtime import beside
@@ -53,12 +54,20 @@ def work(engine: object, seed: int) -> dict[str, tuple[list[int], str | None]]:
     from vllm import SamplingParams
 
     draw, llm = random.Random(seed), engine.llm_engine
+    npu.manual_seed(seed)
     assert engine.reset_prefix_cache()
     made: dict[str, tuple[list[int], str | None]] = {}
     prompts, next_id = zoo.prompts(seed), 0
     for _ in range(400):
         if next_id < 14 and (draw.random() < 0.08 or not llm.has_unfinished_requests()):
-            kind = draw.choice(({"temperature": 0.0}, {"temperature": 0.0}, {"temperature": 1.0, "seed": next_id}))
+            kind = draw.choice(
+                (
+                    {"temperature": 0.0},
+                    {"temperature": 0.0},
+                    {"temperature": 1.0, "seed": next_id},
+                    {"temperature": 1.0},
+                )
+            )
             stops = draw.sample(range(zoo.VOCAB), draw.choice((0, 0, 60)))
             params = SamplingParams(
                 **kind, max_tokens=draw.randrange(1, 50), stop_token_ids=stops, ignore_eos=True, detokenize=False

@@ -84,7 +84,7 @@ def test_the_numbers_of_a_closed_step_are_those_of_the_generators():
     )
     size = 7
     words = torch.zeros(WORDS * size, dtype=torch.int32)
-    stage = RandomStage(words.numpy(), size, lambda: draw_ops.take(torch.device("npu:0")))
+    stage = RandomStage(words.numpy(), size, draw_ops.Source(torch.device("npu:0")))
     inputs = RandomInputs.within(words, size)
     torch.manual_seed(11)
     made = []
@@ -101,3 +101,20 @@ def test_the_numbers_of_a_closed_step_are_those_of_the_generators():
         assert torch.equal(numbers_for(6, batch.generators, torch.device("npu")).cpu(), made[step]), step
     assert inputs.temperature.tolist() == [*batch.temperature_cpu[:6].tolist(), 0]
     assert inputs.top_k.tolist()[:6] == list(range(6)) and inputs.top_p.tolist()[:6] == [0.5] * 6
+
+
+def test_numbers_taken_back_come_again():
+    """Unless the generator has been used or seeded in between."""
+    source = draw_ops.Source(torch.device("npu:0"))
+    torch.manual_seed(3)
+    first = source.take()
+    source.put_back(first)
+    assert source.take() == first
+    second = source.take()
+    assert second.offset == first.after
+    source.put_back(first)  # used since
+    assert source.take().offset == second.after
+    last = source.take()
+    torch.manual_seed(4)
+    source.put_back(last)
+    assert source.take().seed == 4

@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
+from torch_npu import npu
 
 
 def native() -> bool:
@@ -79,6 +82,31 @@ def uniform(draws: torch.Tensor) -> torch.Tensor:
     return torch.ops.aloft.uniform_numbers.default(draws)
 
 
-def take(device: torch.device) -> tuple[int, int]:
-    """Seed and offset for one operator from the default generator of an NPU, which is advanced, where ``native()``."""
-    return torch.ops.aloft.take_draw(device)
+class Draw(NamedTuple):
+    """Seed and offset of a generator, for one operator, and its offset afterwards."""
+
+    seed: int
+    offset: int
+    after: int
+
+
+class Source:
+    """The default generator of an NPU, where ``native()``."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def take(self) -> Draw:
+        """For one operator; the generator is advanced."""
+        seed, offset = torch.ops.aloft.take_draw(self.device)
+        return Draw(seed, offset, self._generator().get_offset())
+
+    def put_back(self, draw: Draw) -> None:
+        """Undoes ``take``, unless the generator has been used or seeded since."""
+        generator = self._generator()
+        if (generator.initial_seed(), generator.get_offset()) == (draw.seed, draw.after):
+            generator.set_offset(draw.offset)
+
+    def _generator(self) -> torch.Generator:
+        index = self.device.index
+        return npu.default_generators[npu.current_device() if index is None else index]

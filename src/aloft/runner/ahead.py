@@ -19,6 +19,7 @@ from aloft.runtime import beside
 
 if TYPE_CHECKING:
     from aloft.runner.graphs import DecodeGraph
+    from aloft.runner.random_stage import RandomStage
     from aloft.runner.requests import Requests
 
 
@@ -42,6 +43,7 @@ class StepAhead:
         self.stream = stream
         self.running = False
         self._number = 0
+        self._random: RandomStage | None = None  # of the step, if it samples at random
         self._rows: object = None  # of which the two below are
         self._limits = np.empty(0, dtype=np.int64)  # tokens at which each row ends
         self._stops: frozenset[int] = frozenset()  # tokens that end some row
@@ -59,7 +61,7 @@ class StepAhead:
             return
         if not graph.stage.advance(tokens):
             return
-        self.running = True
+        self.running, self._random = True, graph.stage.random
         self._number = beside.replay(graph.graph)
 
     def finish(self) -> None:
@@ -72,6 +74,8 @@ class StepAhead:
         if self.running:
             self.running = False
             beside.give_up(self.stream, self._number)
+            if self._random is not None:
+                self._random.take_back()  # else later tokens would depend on what was begun
 
     def _ends(self, tokens: np.ndarray, rows: tuple[list[str], dict[str, int]]) -> bool:
         """Whether some request ends with these tokens, so that the next step has other rows."""

@@ -246,7 +246,7 @@ class InputBuilder:
         words = torch.empty(start + random_stage.WORDS * size, dtype=torch.int32, pin_memory=True)
         made = DecodeStage(words, size, groups)
         made.words = words
-        made.random = RandomStage(words.numpy()[start:], size, functools.partial(draw_ops.take, self.device))
+        made.random = RandomStage(words.numpy()[start:], size, draw_ops.Source(self.device))
         return made
 
     def build_closed(self, host: DecodeStage, blocks_changed: bool, seeds: dict[str, int] | None = None) -> StepInputs:

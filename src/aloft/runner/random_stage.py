@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from vllm.v1.worker.gpu_input_batch import InputBatch
 
+from aloft.ops.draw import Draw, Source
 from aloft.runner.seeds import mix_all
 
 WORDS = 9
@@ -38,14 +38,15 @@ class RandomInputs:
 class RandomStage:
     """The same places in host memory."""
 
-    def __init__(self, words: np.ndarray, size: int, take: Callable[[], tuple[int, int]]) -> None:
-        """words: int32, as for ``RandomInputs.within``. take: seed and offset for the rows without a seed of their
-        own, the next at every call."""
+    def __init__(self, words: np.ndarray, size: int, source: Source) -> None:
+        """words: int32, as for ``RandomInputs.within``. source: of seed and offset for the rows without a seed of
+        their own."""
         self.draws = words[: 6 * size].view(np.int64).reshape(size, 3)
         self.temperature = words[6 * size : 7 * size].view(np.float32)
         self.top_k = words[7 * size : 8 * size]
         self.top_p = words[8 * size : 9 * size].view(np.float32)
-        self.take = take
+        self.source = source
+        self.drawn: Draw | None = None  # from the source, for the rows without a seed
         self.shared = 0  # rows without a seed
         self.seeded = np.empty(0, dtype=np.int64)  # rows with one
         self.seeds = np.empty(0, dtype=np.uint64)
@@ -74,9 +75,17 @@ class RandomStage:
         self.places += np.uint64(1)
         self._draw()
 
+    def take_back(self) -> None:
+        """The numbers are not used: the next step gets those without a seed, whatever it is."""
+        if self.drawn is not None:
+            self.source.put_back(self.drawn)
+            self.drawn = None
+
     def _draw(self) -> None:
+        self.drawn = None
         if self.shared:
-            self.draws[:, 0], self.draws[:, 1] = self.take()
+            self.drawn = self.source.take()
+            self.draws[:, 0], self.draws[:, 1] = self.drawn.seed, self.drawn.offset
         if len(self.seeded):
             self.draws[self.seeded, 0] = mix_all(self.seeds, self.places)
             self.draws[self.seeded, 1] = 0
