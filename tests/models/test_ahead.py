@@ -147,3 +147,43 @@ def test_what_is_given_up_by_the_end_of_the_work(engine: object) -> None:
         assert engine.reset_prefix_cache()
         again = engine.generate([{"prompt_token_ids": expected}], params, use_tqdm=False)
         assert first[0].outputs[0].token_ids == again[0].outputs[0].token_ids
+
+
+@pytest.mark.parametrize("way", ["apply_model", "rpc with a reference of its own", "the runner's model"])
+def test_weights_changed_between_steps(engine: object, way: str) -> None:
+    """The next token is computed with the new ones, though its step had begun."""
+    from vllm import SamplingParams
+
+    llm, runner = engine.llm_engine, runner_of(engine)
+    ahead, params = runner.ahead, SamplingParams(temperature=0.0, max_tokens=14, ignore_eos=True, detokenize=False)
+    weight = runner.model.model.norm.weight.data
+
+    def negate(model: object) -> None:
+        model.model.norm.weight.data.neg_()
+
+    def change() -> None:
+        if way == "apply_model":
+            engine.apply_model(negate)
+        elif way == "the runner's model":
+            negate(runner.model)
+        else:
+            engine.collective_rpc(lambda worker: weight.neg_())
+
+    def run(name: str) -> list[int]:
+        assert engine.reset_prefix_cache()
+        llm.add_request(name, {"prompt_token_ids": zoo.prompts(3)[0]}, params)
+        tokens: list[int] = []
+        while llm.has_unfinished_requests():
+            for output in llm.step():
+                tokens = list(output.outputs[0].token_ids)
+            if len(tokens) in (6, 10):
+                began.append(runner.ahead is not None and runner.ahead.running)
+                change()
+        return tokens
+
+    began: list[bool] = []
+    runner.ahead = None
+    expected = run("without")
+    runner.ahead = ahead
+    assert run("with") == expected
+    assert any(began[2:])

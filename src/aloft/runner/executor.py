@@ -6,6 +6,7 @@ the time between two steps, when nothing lies in the processor's caches.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
@@ -49,3 +50,18 @@ class DirectExecutor(UniProcExecutor):
         worker: Any = self.driver_worker.worker
         outcome = Outcome(worker.sample_tokens(grammar_output))
         return outcome if non_block else outcome.result()
+
+    def collective_rpc(  # type: ignore[override]
+        self,
+        method: str | Callable[..., Any],
+        timeout: float | None = None,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        non_block: bool = False,
+        single_value: bool = False,
+    ) -> Any:
+        """As the base class; what is called may change the model, wherever it has it from."""
+        runner = getattr(self.driver_worker.worker, "model_runner", None)
+        if runner is not None:
+            runner.interrupt()
+        return super().collective_rpc(method, timeout, args, kwargs, non_block, single_value)

@@ -65,7 +65,7 @@ class ModelRunner:
         self.max_num_tokens = vllm_config.scheduler_config.max_num_batched_tokens
         self.sampler = sampling.AloftSampler(self.model_config.logprobs_mode, self.model_config.use_fp64_gumbel)
         self.one_operator = draw_ops.native() and not self.model_config.use_fp64_gumbel
-        self.model: Any = None
+        self._model: Any = None
         self.kv_caches: dict[str, kv.Cache] = {}
         self.groups: CacheGroups | None = None
         self.executed: _Executed | None = None
@@ -77,7 +77,7 @@ class ModelRunner:
     # ---- start-up -----------------------------------------------------------------------------------------------
 
     def load_model(self) -> None:
-        self.model = models.fuse(get_model(vllm_config=self.vllm_config), self.config.fusion_level, self.vllm_config)
+        self._model = models.fuse(get_model(vllm_config=self.vllm_config), self.config.fusion_level, self.vllm_config)
 
     def get_kv_cache_spec(self) -> dict[str, KVCacheSpec]:
         specs, self.shared_layers = kv.layers_and_specs(self.vllm_config)
@@ -261,10 +261,10 @@ class ModelRunner:
         return hidden, self._logits(hidden)
 
     def _forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        return self.model(input_ids=input_ids, positions=positions, intermediate_tensors=None, inputs_embeds=None)
+        return self._model(input_ids=input_ids, positions=positions, intermediate_tensors=None, inputs_embeds=None)
 
     def _logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return self.model.compute_logits(hidden_states)
+        return self._model.compute_logits(hidden_states)
 
     def sample_tokens(self, grammar_output: GrammarOutput | None) -> ModelRunnerOutput | AsyncModelRunnerOutput | None:
         """The tokens of the step ``execute_model`` ran; None if that failed."""
@@ -363,13 +363,24 @@ class ModelRunner:
 
     # ---- the rest -----------------------------------------------------------------------------------------------
 
+    @property
+    def model(self) -> Any:
+        """The model, for whoever is no step: that may change its weights."""
+        self.interrupt()
+        return self._model
+
+    def interrupt(self) -> None:
+        """Between two steps: the next one begins when it is asked for, with the weights of then, whatever has begun."""
+        self.last = None
+        if self.ahead is not None:
+            self.ahead.give_up()
+
     def update_max_model_len(self, max_model_len: int) -> None:
         self.model_config.max_model_len = max_model_len
 
     def shutdown(self) -> None:
         """Lets go of model and cache so that an engine in the user's own process returns its memory."""
-        if self.ahead is not None:
-            self.ahead.give_up()
+        self.interrupt()
         for layer in kv.attention_layers(self.vllm_config).values():
             layer.kv_cache = torch.empty(0)
         if self.graphs is not None:
@@ -377,6 +388,6 @@ class ModelRunner:
             self.graphs = None
         self.kv_caches = {}
         self.groups = None
-        self.model = None
-        self.executed = self.last = None
+        self._model = None
+        self.executed = None
         npu.empty_cache()

@@ -176,8 +176,9 @@ class AloftWorker(WorkerBase):
         npu.synchronize(self.device)
 
     def get_model(self) -> nn.Module:
-        assert self.model_runner.model is not None
-        return self.model_runner.model
+        model = self.model_runner.model
+        assert model is not None
+        return model
 
     def apply_model(self, fn: Callable[[nn.Module], Any]) -> Any:
         return fn(self.get_model())
