@@ -21,6 +21,7 @@ constexpr std::chrono::microseconds kSpin{200};
 
 std::atomic<const AloftBesideHooks*> g_hooks{nullptr};
 thread_local bool t_wish = false, t_replays = false;
+thread_local uint64_t t_number = 0;  // of the graph this thread has launched beside it since it wished to; 0: none
 
 class Replayer {
  public:
@@ -36,15 +37,21 @@ class Replayer {
     begin_beside(stream);
     step_ = std::move(step);
     stream_ = stream;
+    t_number = ++number_;
     device_.store(stream->context->device, std::memory_order_release);
     taken_.store(true, std::memory_order_release);
     if (asleep_) wake_.notify_one();
     return true;
   }
 
-  void give_up(const void* stream) {
+  void give_up(const Stream* stream) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (taken_.load(std::memory_order_acquire) && stream_ == stream) give_up_.store(true, std::memory_order_relaxed);
+  }
+
+  void give_up(uint64_t number) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (taken_.load(std::memory_order_acquire) && number_ == number) give_up_.store(true, std::memory_order_relaxed);
   }
 
   bool given_up() const { return give_up_.load(std::memory_order_relaxed); }
@@ -134,6 +141,7 @@ class Replayer {
   std::atomic<int> device_{-1};
   Stream* stream_ = nullptr;
   Step step_;
+  uint64_t number_ = 0;  // graphs taken so far
   std::thread thread_;
   pid_t owner_ = 0;
 };
@@ -194,6 +202,10 @@ void join_beside(int device) {
   help_until([](void* of) { return Replayer::the().device() != *static_cast<int*>(of); }, &device);
 }
 
+void join_all_beside() {
+  if (any_beside() && !t_replays && !g_forked) help_until([](void*) { return !any_beside(); }, nullptr);
+}
+
 void give_up_beside(const Stream* stream) { Replayer::the().give_up(stream); }
 
 }  // namespace aloft
@@ -207,10 +219,15 @@ int aloftRunsBeside(void) {
   return inline_mode() && hooks && hooks->threads() > 1;
 }
 
-void aloftRunNextBeside(void) { t_wish = true; }
+void aloftRunNextBeside(void) {
+  t_wish = true;
+  t_number = 0;
+}
+
+uint64_t aloftBesideNumber(void) { return t_number; }
 
 int aloftBesideIsFree(void) { return aloftRunsBeside() && Replayer::the().free(); }
 
-void aloftGiveUpBeside(aclrtStream handle) {
-  if (!g_forked) Replayer::the().give_up(handle);
+void aloftGiveUpBeside(uint64_t number) {
+  if (!g_forked) Replayer::the().give_up(number);
 }

@@ -20,6 +20,8 @@ bool join_beside(Stream* stream, int timeout_ms = -1);
 bool any_beside();
 // As join_beside for the streams of a device.
 void join_beside(int device);
+// Until nothing runs beside the host.
+void join_all_beside();
 // The next graph this thread launches is to run beside it; true once.
 bool take_wish_beside();
 // The stream is to be thrown away.
@@ -54,7 +56,10 @@ ALOFT_API int aloftBesideIsFree(void);
 // runs as ever, as do graphs that wait, record, draw random numbers, call the program or hold task groups. What fails
 // in it is told by the next launch on its stream or the next synchronisation, and by events recorded after it.
 ALOFT_API void aloftRunNextBeside(void);
-// What runs beside the host on `stream` is not needed: it ends after the operator it is in, what it has written is
-// undefined. Returns at once. No effect where nothing does, or the stream is gone.
-ALOFT_API void aloftGiveUpBeside(aclrtStream stream);
+// The number of the graph that has been launched beside the calling thread since it last called aloftRunNextBeside();
+// 0: that ran as ever.
+ALOFT_API uint64_t aloftBesideNumber(void);
+// The graph of that number is not needed: if it still runs, it ends after the operator it is in, what it has written is
+// undefined. Returns at once.
+ALOFT_API void aloftGiveUpBeside(uint64_t number);
 }

@@ -14,6 +14,7 @@
 #include <string>
 
 #include "acl/accounting.h"
+#include "acl/beside.h"
 #include "acl/stream.h"
 
 namespace aloft {
@@ -356,6 +357,7 @@ ALOFT_API aclError aclrtMallocHostWithCfg(void** address, uint64_t size, void* c
 
 ALOFT_API aclError aclrtFreeHost(void* address) {
   Range range;
+  join_all_beside();  // to the host's program, what it has launched inline is over
   if (!take_range(address, {RangeKind::Pinned}, &range)) {
     return fail(kRtInvalidParam, "aclrtFreeHost: %p was not returned by aclrtMallocHost, or is free already", address);
   }
@@ -389,6 +391,7 @@ ALOFT_API aclError aclrtHostRegisterV2(void* address, uint64_t size, uint32_t fl
 
 ALOFT_API aclError aclrtHostUnregister(void* address) {
   Range range;
+  join_all_beside();
   if (!take_range(address, {RangeKind::Registered}, &range)) {
     return fail(507911, "aclrtHostUnregister: the memory at %p is not registered", address);
   }

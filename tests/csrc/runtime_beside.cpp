@@ -226,11 +226,15 @@ void given_up(int scale) {
       launch(a, [&] { gate.pass(); });
       for (int i = 0; i < 5; ++i) launch(a, [&] { numbers.raise(); });
     });
-    aloftGiveUpBeside(a);  // nothing runs: no effect
+    aloftGiveUpBeside(aloftBesideNumber());  // nothing runs: no effect
     wait_until_free();
     OK(beside(graph, a));
     gate.wait();
-    aloftGiveUpBeside(a);
+    const uint64_t number = aloftBesideNumber();
+    CHECK((number != 0) == inline_streams());
+    aloftGiveUpBeside(number + 1);
+    aloftGiveUpBeside(number - 1);  // no effect
+    aloftGiveUpBeside(number);
     gate.open = true;
     OK(aclrtSynchronizeStream(a));
     CHECK(numbers.all(inline_streams() ? 0 : 5));
@@ -255,8 +259,45 @@ void given_up(int scale) {
       gate.open = true;
       OK(aclrtDestroyStream(a));
     }
-    aloftGiveUpBeside(a);  // gone: no effect
+    aloftGiveUpBeside(aloftBesideNumber());  // gone: no effect
   }
+}
+
+// Pinned memory goes away after what runs beside the host, which may use it.
+void pinned_memory(int scale) {
+  if (!inline_streams()) return;
+  const aclrtStream a = new_stream();
+  for (int round = 0; round < 4 * scale; ++round) {
+    Gate gate;
+    void* memory = nullptr;
+    std::vector<char> pageable(4096);
+    if (round % 2) {
+      OK(aclrtHostRegister(memory = pageable.data(), pageable.size(), 0, &memory));
+    } else {
+      OK(aclrtMallocHost(&memory, pageable.size()));
+    }
+    std::atomic<bool> written{false};
+    void* graph = capture(a, [&] {
+      launch(a, [&] { gate.pass(); });
+      launch(a, [&] {
+        std::memset(memory, 1, pageable.size());
+        written = true;
+      });
+    });
+    wait_until_free();
+    OK(beside(graph, a));
+    gate.wait();
+    std::thread opens([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      gate.open = true;
+    });
+    OK(round % 2 ? aclrtHostUnregister(memory) : aclrtFreeHost(memory));
+    CHECK(written);
+    opens.join();
+    OK(aclrtSynchronizeStream(a));
+    OK(aclmdlRIDestroy(graph));
+  }
+  OK(aclrtDestroyStream(a));
 }
 
 // One graph on two streams: its replays take turns, wherever they run, and none is lost or taken for a deadlock.
@@ -578,6 +619,7 @@ std::vector<Scenario> beside_scenarios() {
   return {{"running", running},
           {"failing", failing},
           {"given_up", given_up},
+          {"pinned_memory", pinned_memory},
           {"shared_graph", shared_graph},
           {"special_nodes", special_nodes},
           {"capture_meanwhile", capture_meanwhile},

@@ -6,13 +6,14 @@ import random
 from collections.abc import Iterator
 
 import pytest
+import torch
 from torch_npu import npu
 
 from aloft.runner.ahead import StepAhead
 from aloft.runtime import beside
 
 from . import zoo
-from .test_captured import runner_of
+from .test_captured import check_within_another_stream, runner_of
 from .test_greedy import start, stop
 
 
@@ -187,3 +188,47 @@ def test_weights_changed_between_steps(engine: object, way: str) -> None:
     runner.ahead = ahead
     assert run("with") == expected
     assert any(began[2:])
+
+
+def test_numbers_drawn_between_steps(engine: object) -> None:
+    """By the user's program from the generator that sampling without a seed draws from: all get what they would get if
+    no step began before it is asked for."""
+    from vllm import SamplingParams
+
+    llm, runner = engine.llm_engine, runner_of(engine)
+    ahead, params = runner.ahead, SamplingParams(temperature=1.0, max_tokens=40, ignore_eos=True, detokenize=False)
+
+    def run() -> list[object]:
+        npu.manual_seed(5)
+        assert engine.reset_prefix_cache()
+        for i in range(2):
+            llm.add_request(f"{runner.ahead is None} {i}", {"prompt_token_ids": zoo.prompts(3)[i]}, params)
+        made: list[object] = []
+        while llm.has_unfinished_requests():
+            made.append([list(output.outputs[0].token_ids) for output in llm.step()])
+            began.append(runner.ahead is not None and runner.ahead.running)
+            if len(made) % 5 == 0:
+                made.append(torch.rand(1, device="npu").item())
+            if len(made) % 17 == 0:
+                npu.manual_seed(len(made))
+        return made
+
+    began: list[bool] = []
+    runner.ahead = None
+    expected = run()
+    runner.ahead = ahead
+    assert run() == expected
+    assert sum(began) > 20
+
+
+def test_within_another_stream(engine: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is begun there is of the stream that finish() waits for."""
+    runner, replay, right = runner_of(engine), beside.replay, []
+
+    def noting(graph: npu.NPUGraph) -> int:
+        right.append(npu.current_stream() == runner.stream)
+        return replay(graph)
+
+    monkeypatch.setattr(beside, "replay", noting)
+    check_within_another_stream(engine)
+    assert len(right) > 20 and all(right)

@@ -170,6 +170,45 @@ def test_replay_is_eager_bit_for_bit(case: tuple[str, object], lengths: str) -> 
     assert {greedy for _, greedy, *_ in runner.graphs.graphs} == {True, False}
 
 
+def test_within_another_stream(case: tuple[str, object]) -> None:
+    """An engine is stepped from within whatever stream and device the user's program has selected, busy or not."""
+    name, engine = case
+    if name not in ("llama", "mistral", "qwen2"):
+        pytest.skip("three are enough")
+    check_within_another_stream(engine)
+
+
+def check_within_another_stream(engine: object) -> None:
+    from torch_npu import npu
+    from vllm import SamplingParams
+
+    llm, prompts = engine.llm_engine, zoo.prompts(4)
+    greedy = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True, detokenize=False)
+    side, ones = npu.Stream(), torch.ones(600, 600, device="npu")
+
+    def run(within: bool) -> dict[str, list[int]]:
+        assert engine.reset_prefix_cache()
+        made: dict[str, list[int]] = {}
+        for i in range(3):
+            llm.add_request(f"{within} {i}", {"prompt_token_ids": prompts[i]}, greedy)
+        steps = 0
+        while llm.has_unfinished_requests():
+            steps += 1
+            with npu.stream(side if within and steps % 4 else None):
+                busy = ones @ ones if within else None
+                if within and steps % 5 == 0 and npu.device_count() > 1:
+                    with npu.device(1):
+                        outputs = llm.step()
+                else:
+                    outputs = llm.step()
+                assert busy is None or steps % 6 or busy[0, -1].item() == 600
+            for output in outputs:
+                made[output.request_id[-1]] = list(output.outputs[0].token_ids)
+        return made
+
+    assert run(True) == run(False)
+
+
 def size_of(rows: int) -> int:
     return next((size for size in SIZES if size >= rows), 0)
 

@@ -103,18 +103,44 @@ def test_the_numbers_of_a_closed_step_are_those_of_the_generators():
     assert inputs.top_k.tolist()[:6] == list(range(6)) and inputs.top_p.tolist()[:6] == [0.5] * 6
 
 
-def test_numbers_taken_back_come_again():
-    """Unless the generator has been used or seeded in between."""
+def test_what_comes_next_is_told_without_taking_it():
+    """Whatever the seed."""
     source = draw_ops.Source(torch.device("npu:0"))
-    torch.manual_seed(3)
-    first = source.take()
-    source.put_back(first)
-    assert source.take() == first
-    second = source.take()
-    assert second.offset == first.after
-    source.put_back(first)  # used since
-    assert source.take().offset == second.after
-    last = source.take()
-    torch.manual_seed(4)
-    source.put_back(last)
-    assert source.take().seed == 4
+    for seed in (3, 2**63 - 1, 2**63, 2**64 - 1):
+        torch.npu.manual_seed(seed)
+        told = source.next()
+        assert source.next() == told == source.take() != source.next(), seed
+        torch.rand(1, device="npu")
+        assert source.next() == source.take(), seed
+
+
+def test_numbers_given_ahead_are_taken_when_the_step_is_asked_for():
+    """Until then the generator is as if it had not begun; if others use it, the step gets what it has then."""
+    size = 3
+    words = torch.zeros(WORDS * size, dtype=torch.int32)
+    stage = RandomStage(words.numpy(), size, draw_ops.Source(torch.device("npu:0")))
+    stage.shared = size
+    torch.npu.manual_seed(3)
+    expected = []
+    for _ in range(4):
+        stage.advance()
+        expected.append(stage.draws.copy())
+    between = torch.rand(1, device="npu").item()
+    stage.advance()
+    expected.append(stage.draws.copy())
+
+    torch.npu.manual_seed(3)
+    stage.advance(ahead=True)  # given up
+    for step in range(4):
+        stage.advance(ahead=step != 2)
+        assert stage.confirm() is None and np.array_equal(stage.draws, expected[step])
+    stage.advance(ahead=True)
+    assert torch.rand(1, device="npu").item() == between
+    numbers = stage.confirm()
+    assert numbers is not None and not np.array_equal(stage.draws, expected[4])
+    stage.correct(numbers)
+    assert np.array_equal(stage.draws, expected[4])
+    stage.advance(ahead=True)
+    torch.npu.manual_seed(9)
+    numbers = stage.confirm()
+    assert numbers is not None and numbers.seed == 9

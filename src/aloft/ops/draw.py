@@ -83,11 +83,10 @@ def uniform(draws: torch.Tensor) -> torch.Tensor:
 
 
 class Draw(NamedTuple):
-    """Seed and offset of a generator, for one operator, and its offset afterwards."""
+    """Seed and offset of a generator, for one operator."""
 
-    seed: int
+    seed: int  # as int64
     offset: int
-    after: int
 
 
 class Source:
@@ -96,17 +95,13 @@ class Source:
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
+    def next(self) -> Draw:
+        """What ``take`` would give now."""
+        index = self.device.index
+        generator = npu.default_generators[npu.current_device() if index is None else index]
+        seed = generator.initial_seed()
+        return Draw(seed if seed < 2**63 else seed - 2**64, generator.get_offset())
+
     def take(self) -> Draw:
         """For one operator; the generator is advanced."""
-        seed, offset = torch.ops.aloft.take_draw(self.device)
-        return Draw(seed, offset, self._generator().get_offset())
-
-    def put_back(self, draw: Draw) -> None:
-        """Undoes ``take``, unless the generator has been used or seeded since."""
-        generator = self._generator()
-        if (generator.initial_seed(), generator.get_offset()) == (draw.seed, draw.after):
-            generator.set_offset(draw.offset)
-
-    def _generator(self) -> torch.Generator:
-        index = self.device.index
-        return npu.default_generators[npu.current_device() if index is None else index]
+        return Draw(*torch.ops.aloft.take_draw(self.device))

@@ -19,7 +19,6 @@ from aloft.runtime import beside
 
 if TYPE_CHECKING:
     from aloft.runner.graphs import DecodeGraph
-    from aloft.runner.random_stage import RandomStage
     from aloft.runner.requests import Requests
 
 
@@ -42,8 +41,8 @@ class StepAhead:
         self.max_model_len = max_model_len
         self.stream = stream
         self.running = False
+        self._graph: DecodeGraph | None = None  # of the step
         self._number = 0
-        self._random: RandomStage | None = None  # of the step, if it samples at random
         self._rows: object = None  # of which the two below are
         self._limits = np.empty(0, dtype=np.int64)  # tokens at which each row ends
         self._stops: frozenset[int] = frozenset()  # tokens that end some row
@@ -59,23 +58,30 @@ class StepAhead:
             return
         if self.requests.prompt_logprobs.wanted or self._ends(tokens, rows) or not beside.free():
             return
-        if not graph.stage.advance(tokens):
+        if not graph.stage.advance(tokens, ahead=True):
             return
-        self.running, self._random = True, graph.stage.random
+        self.running, self._graph = True, graph
         self._number = beside.replay(graph.graph)
 
     def finish(self) -> None:
         """The step is the one that was asked for: waits for its end, computing."""
         self.running = False
+        assert self._graph is not None and self._graph.stage is not None
+        random = self._graph.stage.random
+        numbers = None if random is None else random.confirm()
+        if random is not None and numbers is not None:  # the user's program draws or seeds between two steps
+            beside.give_up(self._number)
+            self.stream.synchronize()
+            random.correct(numbers)
+            self._graph.graph.replay()
         self.stream.synchronize()
 
     def give_up(self) -> None:
         """It is not."""
         if self.running:
             self.running = False
-            beside.give_up(self.stream, self._number)
-            if self._random is not None:
-                self._random.take_back()  # else later tokens would depend on what was begun
+            self._graph = None
+            beside.give_up(self._number)
 
     def _ends(self, tokens: np.ndarray, rows: tuple[list[str], dict[str, int]]) -> bool:
         """Whether some request ends with these tokens, so that the next step has other rows."""

@@ -81,10 +81,10 @@ class DecodeStage:
         for start in range(3 * size, len(self.increment), size):  # lengths and slots
             self.increment[start : start + count] = 1
 
-    def advance(self, token_ids: np.ndarray) -> bool:
+    def advance(self, token_ids: np.ndarray, ahead: bool = False) -> bool:
         """Makes the inputs those of the next step, in which every row computes ``token_ids``, int32 ``[B]``.
 
-        False: a row begins a block, so that they have to be built.
+        False: a row begins a block, so that they have to be built. ahead: as for ``RandomStage.advance``.
         """
         if not self.steps_left:
             return False
@@ -92,7 +92,7 @@ class DecodeStage:
         np.add(self.numpy, self.increment, out=self.numpy)
         self.input_ids[: self.count] = token_ids
         if self.random is not None:
-            self.random.advance()
+            self.random.advance(ahead)
         return True
 
 

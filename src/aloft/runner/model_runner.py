@@ -35,6 +35,7 @@ from aloft.runner.groups import CacheGroups
 from aloft.runner.inputs import DecodeInputs, InputBuilder, StepInputs
 from aloft.runner.logprobs import PromptLogprobs
 from aloft.runner.output import StepOutput
+from aloft.runner.own_stream import OwnStream
 from aloft.runner.requests import Requests
 from aloft.runner.token_copies import TokenCopies
 
@@ -126,7 +127,8 @@ class ModelRunner:
         self.requests = Requests(self.batch, self.device, prompt_logprobs, has_custom)
         layers = kv.attention_layers(self.vllm_config)
         self.inputs = InputBuilder(self.batch, self.max_num_tokens, self.device, not kv.has_fp8(layers))
-        self.stream = npu.current_stream()
+        self.own_stream = OwnStream(self.device)
+        self.stream = self.own_stream.stream
         self.copies = TokenCopies(self.max_num_reqs, self.stream)
         if self.config.run_ahead and not self.asynchronous and ahead.possible(self.vllm_config):
             self.ahead = StepAhead(self.requests, model.max_model_len, self.stream)
@@ -288,10 +290,10 @@ class ModelRunner:
         if inputs.all_finishing and not requests.tracked:
             requests.sampled.add_lately(values)
             executed.values = values
-            self.last = executed
             if self.ahead is not None:
                 assert executed.graph is not None and self.names is not None
                 self.ahead.begin(executed.graph, values, self.names)
+            self.last = executed  # not before: inputs that begin() left half advanced must not go on
             return output
         for row in np.flatnonzero(~inputs.finishing).tolist():
             sampled[row] = []

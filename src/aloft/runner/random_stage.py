@@ -46,7 +46,7 @@ class RandomStage:
         self.top_k = words[7 * size : 8 * size]
         self.top_p = words[8 * size : 9 * size].view(np.float32)
         self.source = source
-        self.drawn: Draw | None = None  # from the source, for the rows without a seed
+        self.expected: Draw | None = None  # what rows without a seed have been given ahead of the step
         self.shared = 0  # rows without a seed
         self.seeded = np.empty(0, dtype=np.int64)  # rows with one
         self.seeds = np.empty(0, dtype=np.uint64)
@@ -65,27 +65,38 @@ class RandomStage:
         done = batch.num_tokens_no_spec[self.seeded] - batch.num_prompt_tokens[self.seeded]
         self.places = done.astype(np.uint64)
         self.shared = count - len(rows)
+        self.expected = None
         self.draws[:, 0] = self.draws[:, 1] = 0
         self.draws[:, 2] = np.arange(len(self.draws))
         self.draws[self.seeded, 2] = 0
-        self._draw()
+        self._write(self.source.take() if self.shared else None)
 
-    def advance(self) -> None:
-        """Numbers for the token after that, of the same rows."""
+    def advance(self, ahead: bool = False) -> None:
+        """Numbers for the token after that, of the same rows.
+
+        ahead: before the step is asked for. ``confirm`` is to be called then, and until then the source stays as it is:
+        whoever draws from it in between finds it as if the step had not begun.
+        """
         self.places += np.uint64(1)
-        self._draw()
+        self.expected = self.source.next() if ahead and self.shared else None
+        self._write(self.expected or (self.source.take() if self.shared else None))
 
-    def take_back(self) -> None:
-        """The numbers are not used: the next step gets those without a seed, whatever it is."""
-        if self.drawn is not None:
-            self.source.put_back(self.drawn)
-            self.drawn = None
+    def confirm(self) -> Draw | None:
+        """The step has been asked for: takes its numbers. Returns those it should have had instead, if others drew
+        from the source or seeded it after ``advance``: ``correct`` is to be called before it runs again."""
+        expected, self.expected = self.expected, None
+        if expected is None:
+            return None
+        taken = self.source.take()
+        return None if taken == expected else taken
 
-    def _draw(self) -> None:
-        self.drawn = None
-        if self.shared:
-            self.drawn = self.source.take()
-            self.draws[:, 0], self.draws[:, 1] = self.drawn.seed, self.drawn.offset
+    def correct(self, taken: Draw) -> None:
+        """Nobody reads here now."""
+        self._write(taken)
+
+    def _write(self, shared: Draw | None) -> None:
+        if shared is not None:
+            self.draws[:, 0], self.draws[:, 1] = shared
         if len(self.seeded):
             self.draws[self.seeded, 0] = mix_all(self.seeds, self.places)
             self.draws[self.seeded, 1] = 0

@@ -154,12 +154,14 @@ class AloftWorker(WorkerBase):
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | None:
         self.threads.poll()
-        return self.model_runner.execute_model(scheduler_output)
+        with self.model_runner.own_stream.selected():
+            return self.model_runner.execute_model(scheduler_output)
 
     def sample_tokens(  # type: ignore[override]  # None says that execute_model failed
         self, grammar_output: GrammarOutput | None
     ) -> ModelRunnerOutput | AsyncModelRunnerOutput | None:
-        return self.model_runner.sample_tokens(grammar_output)
+        with self.model_runner.own_stream.selected():
+            return self.model_runner.sample_tokens(grammar_output)
 
     def take_draft_token_ids(self) -> DraftTokenIds | None:
         return None

@@ -25,9 +25,6 @@ def free() -> bool:
     return bool(library.aloftBesideIsFree())
 
 
-_launched = 0
-
-
 def replay(graph: npu.NPUGraph) -> int:
     """Replays a graph beside the calling thread where it can be, else as ever; returns the number to give it up by.
 
@@ -37,23 +34,16 @@ def replay(graph: npu.NPUGraph) -> int:
     """
     library = _library()
     assert library is not None
-    global _launched
-    _launched += 1
-    number = _launched
     library.aloftRunNextBeside()
     graph.replay()
-    return number
+    return library.aloftBesideNumber()
 
 
-def give_up(stream: npu.Stream, number: int) -> None:
-    """The replay of that number on a stream, if it still runs, ends soon, whatever it has reached: it is not needed.
-
-    Other engines of the process may have launched others since, on the same stream; those go on.
-    """
+def give_up(number: int) -> None:
+    """The replay of that number, if it still runs, ends soon, whatever it has reached: it is not needed."""
     library = _library()
     assert library is not None
-    if number == _launched:
-        library.aloftGiveUpBeside(stream.npu_stream)
+    library.aloftGiveUpBeside(number)
 
 
 @functools.cache
@@ -64,5 +54,6 @@ def _library() -> ctypes.PyDLL | None:
     library.aloftRunsBeside.argtypes, library.aloftRunsBeside.restype = [], ctypes.c_int
     library.aloftRunNextBeside.argtypes, library.aloftRunNextBeside.restype = [], None
     library.aloftBesideIsFree.argtypes, library.aloftBesideIsFree.restype = [], ctypes.c_int
-    library.aloftGiveUpBeside.argtypes, library.aloftGiveUpBeside.restype = [ctypes.c_void_p], None
+    library.aloftBesideNumber.argtypes, library.aloftBesideNumber.restype = [], ctypes.c_uint64
+    library.aloftGiveUpBeside.argtypes, library.aloftGiveUpBeside.restype = [ctypes.c_uint64], None
     return library

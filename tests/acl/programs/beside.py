@@ -133,15 +133,15 @@ def given_up_it_ends_and_a_later_replay_is_right() -> None:
     stream = torch.npu.current_stream()
     if BESIDE:
         number = replay(graph)
-        beside.give_up(stream, number - 1)  # another engine's, which is over: no effect
+        beside.give_up(number - 1)  # another engine's, which is over: no effect
         stream.synchronize()
         same(x, NODES)
         x.zero_()
         number = replay(graph)
-        beside.give_up(stream, number)
+        beside.give_up(number)
         stream.synchronize()
         assert x.max().item() < NODES
-        beside.give_up(stream, number)  # nothing runs
+        beside.give_up(number)  # nothing runs
     for _ in range(2):
         x.zero_()
         replay(graph)
@@ -327,6 +327,40 @@ def threads_launch_and_join() -> None:
 
 
 @check
+def only_what_has_that_number_is_given_up() -> None:
+    """Whichever thread launched in between: one may have wished to, but launch after another's graph is over."""
+    if not BESIDE:
+        return
+    (x, graph), (_, other) = slow(), slow(2)
+    numbers: list[int] = []
+
+    def launches_the_other() -> None:
+        torch.npu.set_device(0)
+        numbers.append(replay(other))
+        torch.npu.synchronize()
+
+    class Between:
+        def replay(self) -> None:
+            thread = threading.Thread(target=launches_the_other)
+            thread.start()
+            thread.join()
+            while not beside.free():
+                pass
+            graph.replay()
+
+    mine = beside.replay(Between())  # type: ignore[arg-type]
+    beside.give_up(*numbers)
+    torch.npu.synchronize()
+    same(x, NODES)
+    assert len({mine, *numbers, 0}) == 3
+    first = replay(graph)
+    assert beside.replay(other) in (0, first + 1)  # as ever, unless that is over by now
+    beside.give_up(0)
+    torch.npu.synchronize()
+    same(x, 2 * NODES)
+
+
+@check
 def a_forked_child_leaves_it_alone() -> None:
     x, graph = slow()
     replay(graph)
@@ -336,7 +370,7 @@ def a_forked_child_leaves_it_alone() -> None:
         try:
             if BESIDE:
                 beside.free()
-                beside.give_up(torch.npu.current_stream(), 1)
+                beside.give_up(1)
             x.add_(1)
         except RuntimeError as error:
             code = 0 if "fork" in str(error) else 2
