@@ -135,6 +135,9 @@ class Sitting:
             say(name, "cannot be measured:", error)
             worker.close()
             return
+        except BaseException:  # the run is being ended: nobody else knows this process yet
+            worker.close()
+            raise
         if kind.engine == "aloft" and kind.form == "aloft":
             each = stored_layer_bytes(path) / self.shape().layer_weights
             self.layer_bytes[session.model, kind.precision] = each
