@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "kernels/convert.h"
 #include "kernels/half.h"
 
 namespace aloft {
@@ -35,6 +36,11 @@ std::vector<float> float_values(const Tensor& t) {
   std::vector<float> values;
   if (!t) return values;
   const int64_t n = t.numel();
+  if (is_float(t.dtype) && t.contiguous()) {
+    values.resize(static_cast<size_t>(n));
+    convert(t.data, t.dtype, values.data(), DType::F32, n);
+    return values;
+  }
   values.reserve(static_cast<size_t>(n));
   int64_t index[kMaxDims] = {}, offset = 0;
   for (int64_t i = 0; i < n; ++i) {

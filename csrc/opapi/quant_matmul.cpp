@@ -122,9 +122,10 @@ void plan_scales(Plan* p, int64_t group_size) {
 void run(const Plan& p) {
   QuantMatmul c = p.call;
   Dense left(p.x1, Dense::Read), result(p.out, Dense::Write);
-  const std::vector<float> scale = float_values(p.scale), tokens = float_values(p.token_scale);
-  const std::vector<float> zero = float_values(p.zero);
-  c.scale = scale.data();
+  const bool in_place = p.scale.dtype == DType::F32 && p.scale.contiguous();
+  const std::vector<float> scale = in_place ? std::vector<float>() : float_values(p.scale);
+  const std::vector<float> tokens = float_values(p.token_scale), zero = float_values(p.zero);
+  c.scale = in_place ? p.scale.ptr<float>() : scale.data();
   c.row_scale = p.token_scale ? tokens.data() : nullptr;
   c.zero = p.zero ? zero.data() : nullptr;
   std::vector<float> bias;

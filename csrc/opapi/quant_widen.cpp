@@ -30,17 +30,29 @@ void check_scales(const char* name, const Tensor& t, Plan* p, int64_t groups) {
                 groups == 1 ? "[1], [n] or " : "", ll(groups), ll(n));
 }
 
+// Whether the kernel can read the scales (and offsets) where they are: a head has millions of them.
+bool read_in_place(const Plan& p) {
+  return p.scale.contiguous() &&
+         (!p.zero || (p.zero.contiguous() && p.zero.dtype == p.scale.dtype && p.zero.numel() == p.scale.numel()));
+}
+
 void run(const Plan& p) {
   WidenMatmul c = p.call;
   Dense left(p.x, Dense::Read), result(p.out, Dense::Write);
-  std::vector<float> scale = float_values(p.scale), zero = float_values(p.zero);
+  std::vector<float> scale, zero;
   const std::vector<float> bias = float_values(p.bias), out_scale = float_values(p.out_scale);
-  c.scale_step = scale.size() > 1 || c.n == 1;
-  if (p.zero && zero.size() != scale.size()) {
-    if (zero.size() == 1) zero.resize(scale.size(), zero[0]);
-    if (scale.size() == 1) scale.resize(zero.size(), scale[0]), c.scale_step = 1;
+  c.scale_step = p.scale.numel() > 1 || c.n == 1;
+  if (read_in_place(p)) {
+    c.scale = p.scale.data, c.zero = p.zero ? p.zero.data : nullptr, c.scale_dtype = p.scale.dtype;
+  } else {
+    scale = float_values(p.scale), zero = float_values(p.zero);
+    if (p.zero && zero.size() != scale.size()) {
+      if (zero.size() == 1) zero.resize(scale.size(), zero[0]);
+      if (scale.size() == 1) scale.resize(zero.size(), scale[0]), c.scale_step = 1;
+    }
+    c.scale = scale.data(), c.zero = p.zero ? zero.data() : nullptr;
   }
-  c.scale = scale.data(), c.zero = p.zero ? zero.data() : nullptr, c.bias = p.bias ? bias.data() : nullptr;
+  c.bias = p.bias ? bias.data() : nullptr;
   std::vector<int32_t> offsets;
   if (p.out_scale) {
     for (const float v : float_values(p.out_offset)) offsets.push_back(static_cast<int32_t>(std::nearbyint(v)));
