@@ -116,7 +116,9 @@ def compressed(folder: Path) -> dict:
     groups = said["config_groups"].values()
     values = {}
     layers = {
-        name.rpartition(".")[0] for name in stored if name.endswith(("proj.weight_scale", "lm_head.weight_scale"))
+        name.rpartition(".")[0]
+        for name in stored
+        if name.endswith(("proj.weight_scale", "lm_head.weight_scale", "embed_tokens.weight_scale"))
     }
     for layer in layers:
         # in float64: the library gives a weight the dtype of its scale
@@ -125,7 +127,8 @@ def compressed(folder: Path) -> dict:
             for name, tensor in stored.items()
             if name.rpartition(".")[0] == layer
         }
-        (group,) = (group for group in groups if {"Linear", layer} & set(group["targets"]))
+        kind = "Embedding" if layer.endswith("embed_tokens") else "Linear"
+        (group,) = (group for group in groups if {kind, layer} & set(group["targets"]))
         library = BaseCompressor.get_value_from_registry(group["format"])
         values[layer] = library.decompress(state, QuantizationScheme.model_validate(group))["weight"].double()
     return values
@@ -162,3 +165,33 @@ def int_quantized(model, folder, bits, act, group):
     config = json.loads((folder / "config.json").read_text()) | {"quantization_config": said}
     (folder / "config.json").write_text(json.dumps(config))
     return values
+
+
+def modelslim_groups(model, folder, kind, group, by_row=(), offsets=False):
+    """A ModelSlim folder of codes in bytes with a scale a group, as msmodelslim lays it out; some layers a scale a row.
+
+    by_row: last parts of the names of these. offsets: zero points too.
+    """
+    shutil.copytree(model, folder, ignore=shutil.ignore_patterns("*.safetensors*"))
+    bits = int(kind[1])
+    low, high = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
+    made, said = {}, {"model_quant_type": kind, "version": "1.0.0", "group_size": group}
+    for name, tensor in tensors(model).items():
+        layer = name.removesuffix(".weight")
+        if not name.endswith("proj.weight"):
+            made[name], said[name] = tensor, "FLOAT"
+            continue
+        alone = layer.endswith(tuple(by_row))
+        parts = tensor.float().reshape(len(tensor), -1, tensor.shape[1] if alone else group)
+        scale = parts.abs().amax(-1) / high
+        offset = torch.zeros_like(scale)
+        if offsets and not alone:
+            scale = (parts.amax(-1) - parts.amin(-1)) / (high - low)
+            offset = (low - parts.amin(-1) / scale).round()
+        codes = (parts / scale[..., None] + offset[..., None]).round().clamp(low, high)
+        made |= {name: codes.reshape(tensor.shape).to(torch.int8), f"{layer}.weight_scale": scale}
+        made[f"{layer}.weight_offset"] = offset
+        said |= dict.fromkeys((name, f"{layer}.weight_scale", f"{layer}.weight_offset"), kind)
+    save_file(made, folder / "model.safetensors", {"format": "pt"})
+    (folder / "quant_model_description.json").write_text(json.dumps(said))
+    return modelslim(folder)

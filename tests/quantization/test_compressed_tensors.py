@@ -19,6 +19,8 @@ CASES = [  # the library's preset, changes of its weights, changes of its activa
     ("W4A16_ASYM", {"group_size": 64}, None, ""),
     ("W4A16_ASYM", {"strategy": "channel", "group_size": None}, None, ""),
     ("W8A8", {}, {}, "token"),
+    ("W8A8", {}, {"symmetric": False}, "asymmetric"),
+    ("W8A8", {"strategy": "group", "group_size": 64}, {}, "token"),
     ("W8A8", {}, {"dynamic": False, "strategy": "tensor"}, "static"),
     ("W8A8", {}, {"dynamic": False, "strategy": "tensor", "symmetric": False}, "static"),
     ("W4A8", {"group_size": 64}, {}, "token"),
@@ -26,7 +28,7 @@ CASES = [  # the library's preset, changes of its weights, changes of its activa
 ]
 
 
-def write(model, folder, preset, weights, activations, ignore=("lm_head",)):
+def write(model, folder, preset, weights, activations, ignore=("lm_head",), targets=("Linear",)):
     """The library's own config, tensors and packing; scales by its rule, from the weights' ranges."""
     from compressed_tensors.compressors import ModelCompressor
     from compressed_tensors.quantization import (
@@ -38,7 +40,7 @@ def write(model, folder, preset, weights, activations, ignore=("lm_head",)):
     from compressed_tensors.quantization.utils import calculate_qparams
     from transformers import AutoModelForCausalLM
 
-    scheme = preset_name_to_scheme(preset, ["Linear"])
+    scheme = preset_name_to_scheme(preset, list(targets))
     scheme.weights = QuantizationArgs(**(scheme.weights.model_dump() | weights))
     if activations:
         changed = scheme.input_activations.model_dump(exclude={"observer"}) | activations
@@ -65,6 +67,8 @@ def write(model, folder, preset, weights, activations, ignore=("lm_head",)):
     compressor.compress_model(made)
     shutil.copytree(model, folder, ignore=shutil.ignore_patterns("*.safetensors*"))
     stored = {name: tensor.contiguous() for name, tensor in made.state_dict().items()}
+    if made.config.tie_word_embeddings:
+        stored = {name: tensor for name, tensor in stored.items() if not name.startswith("lm_head.")}
     save_file(stored, folder / "model.safetensors", {"format": "pt"})
     compressor.update_config(str(folder))
     assert json.loads((folder / "config.json").read_text())["quantization_config"]["quant_method"]
@@ -83,6 +87,7 @@ def test_made_by_the_library(preset, weights, activations, rounded, model, tmp_p
         ("W8A16", {"group_size": 64}, None, ""),
         ("W8A16", {"strategy": "channel", "group_size": None}, None, ""),
         ("W8A8", {}, {}, "token"),
+        ("W8A8", {}, {"symmetric": False}, "asymmetric"),
         ("W4A16_ASYM", {"group_size": 64}, None, ""),
         ("W4A8", {"group_size": 64}, {}, "token"),
     ],

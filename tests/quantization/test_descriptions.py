@@ -158,6 +158,10 @@ def test_cost_of_a_layer(form):
         (group(weights=INT8 | {"strategy": "block"}), ["strategy", "block"]),
         (group(weights=INT8 | {"symmetric": False}), ["weights.symmetric"]),
         (group(input_activations=TOKEN | {"strategy": "group"}), ["input_activations", "group"]),
+        (
+            group(weights=INT8 | {"num_bits": 4}, input_activations=TOKEN | {"symmetric": False}),
+            ["group_0", "input_activations", "symmetric False", "4-bit weights", "for 8 bits asymmetric dynamic"],
+        ),
         (group(output_activations=TOKEN), ["output_activations"]),
         (group(weights=INT8 | {"actorder": "random"}), ["group_0", "actorder", "random"]),
         (group() | {"kv_cache_scheme": {"num_bits": 8}}, ["kv_cache_scheme"]),

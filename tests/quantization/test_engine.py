@@ -110,6 +110,10 @@ def compare(x, weight, got, activations, inputs=None):
     elif activations == "token":
         codes, scale = torch.ops.npu.npu_dynamic_quant(x.npu())
         wide, each = codes.cpu().double() * scale.cpu().double()[:, None], 2.0**-20
+    elif activations == "asymmetric":
+        codes, scale, offset = (part.cpu().double() for part in torch.ops.npu.npu_dynamic_quant_asymmetric(x.npu()))
+        wide, each = (codes - offset[:, None]) * scale[:, None], 2.0**-20
+        assert ((wide - x.double()).abs() <= 0.51 * scale[:, None]).all()
     elif activations == "token4":
         codes, scale = torch.ops.npu.npu_dynamic_quant(x.npu(), dst_type=torch.quint4x2)
         codes = unpack_int32(codes.cpu(), 4, 1)
@@ -165,6 +169,23 @@ def test_kinds_the_tool_does_not_write(scheme, kind, activations, model, text, t
                 held[name] = (held[name].float() / 16).round().clamp(-8, 7).to(torch.int8)
             save_file(held, file, {"format": "pt"})
     check_layers(folder, checkpoints.modelslim(folder), activations)
+
+
+@pytest.mark.parametrize(
+    ("kind", "group", "activations", "more"),
+    [
+        ("W8A16", 64, "", {"offsets": True}),
+        ("W8A16", 32, "", {"by_row": ("k_proj", "down_proj")}),
+        ("W8A8_DYNAMIC", 64, "token", {}),
+        ("W8A8_DYNAMIC", 32, "token", {"by_row": ("up_proj", "o_proj")}),
+        ("W4A4_DYNAMIC", 32, "token4", {"offsets": True}),
+    ],
+)
+def test_codes_in_bytes_with_groups(kind, group, activations, more, model, tmp_path):
+    """ModelSlim names one group size for all layers, beside which some may have a scale a row."""
+    check_layers(
+        tmp_path / "out", checkpoints.modelslim_groups(model, tmp_path / "out", kind, group, **more), activations
+    )
 
 
 def test_a_cache_with_a_scale_a_head(model, text, tmp_path):

@@ -1,6 +1,7 @@
 """Layers quantized by the formats' own tools, kept in ``data/``: their names, their sizes, and what they stand for.
 
-``modelslim.safetensors``: two layers of a random model by msmodelslim 26.1.0, in every kind it makes on a CPU.
+``modelslim.safetensors``: two layers of a random model by msmodelslim 26.1.0, in every kind it makes on a CPU; those
+with groups of 8-bit and W4A4 weights by its per-group quantizer and its writer.
 ``grouped.safetensors``: a random layer by autoawq 0.2.9 and auto-gptq 0.7.1, and what their own code makes of it.
 """
 
@@ -47,6 +48,9 @@ def read(described, tensors, shape):
         ("w8a8_dynamic", "w8a8-dynamic", 0.009),
         ("w4a16", "w4a16", 0.13),
         ("w4a8_dynamic", "w4a8", 0.13),
+        ("w8a16_group", "w8a16", 0.009),
+        ("w8a8_dynamic_group", "w8a8-dynamic", 0.009),
+        ("w4a4_dynamic_group", "w4a4", 0.18),  # GPTQ: errors are moved between columns, not least in each
     ],
 )
 @pytest.mark.parametrize("name", LAYERS)
@@ -63,7 +67,8 @@ def test_modelslim(kind, scheme, error, name):
     got = read(described, tensors, shape)
     off = (got.dequantized().double() - weight).norm() / weight.norm()
     assert off < error, float(off)  # a wrong order of nibbles, or sign of offsets, makes 0.6 and more
-    assert (got.zero is not None) == kind.endswith("a16")
+    assert (got.zero is not None) == ("a16" in kind)
+    assert got.group == (32 if kind.endswith("group") else 64 if kind == "w4a8_dynamic" else 0)
     if kind == "w8a8":
         offset = float(got.input_offset[0])
         assert offset != 0 and torch.equal(

@@ -13,7 +13,7 @@ import checkpoints
 import numpy
 import pytest
 import torch
-from test_engine import SHARDS
+from test_engine import SHARDS, product
 
 HEADS = {"attn_q": 4, "attn_k": 2}
 NAMES = {
@@ -110,7 +110,7 @@ def test_blocks(kind):
 SERVED = [
     ("Q8_0", {"token_embd.weight": "Q8_0", "output.weight": "Q8_0"}, "bfloat16"),
     ("Q8_0", {}, "float16"),
-    ("Q4_0", {"token_embd.weight": "Q8_0"}, "bfloat16"),
+    ("Q4_0", {"token_embd.weight": "Q4_0"}, "bfloat16"),
     ("Q4_1", {"blk.1.attn_v.weight": "Q8_0", "output.weight": "Q5_1"}, "bfloat16"),  # parts of two widths
     ("Q4_0", {"blk.0.ffn_down.weight": "F16", "blk.1.attn_output.weight": "BF16"}, "float16"),
 ]
@@ -132,22 +132,28 @@ def test_served(kind, others, dtype, model, tmp_path):
     type_ = getattr(torch, dtype)
     each = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}[type_]
     for name, module in inprocess.runner(llm).model.named_modules():
-        parent, _, last = name.rpartition(".")
-        parts = [f"{parent}.{shard}" for shard in SHARDS.get(last, (last,))]
-        if parts[0] not in values or not last.endswith("_proj"):
+        parent, dot, last = name.rpartition(".")
+        parts = [f"{parent}{dot}{shard}" for shard in SHARDS.get(last, (last,))]
+        if parts[0] not in values or not last.endswith(("_proj", "lm_head")):
             continue
         weight = torch.cat([values[part] for part in parts])
         x = torch.randn(5, weight.shape[1]).to(type_)
-        got = module(x.npu())[0].cpu().double()
+        got = product(module, x).cpu().double()[:, : len(weight)]
         want = x.double() @ weight.t()
         # Q4_1's offset is rounded as well: up to 8 steps of a block, a step being a fifteenth of its range
         held = weight.abs() if kind != "Q4_1" else weight.abs() + weight.abs().amax()
         allowed = each * want.abs() + each * (x.double().abs() @ held.t()) + 1e-6
         assert ((got - want).abs() <= allowed).all(), (name, float(((got - want).abs() / allowed).max()))
         seen += 1
-    assert seen == 8
-    table = inprocess.runner(llm).model.model.embed_tokens.weight.cpu()
-    assert torch.equal(table[: values["model.embed_tokens"].shape[0]], values["model.embed_tokens"].to(type_))
+    assert seen == 9
+    made = inprocess.runner(llm).model
+    assert hasattr(made.lm_head, "packed") == (others.get("output.weight") == "Q8_0")
+    assert hasattr(made.model.embed_tokens, "packed") == ("token_embd.weight" in others)
+    want = values["model.embed_tokens"]
+    got = made.model.embed_tokens(torch.arange(len(want)).npu()).cpu()
+    if "token_embd.weight" not in others:
+        assert torch.equal(got, want.to(type_))
+    assert ((got.double() - want).abs() <= 2 * each * want.abs()).all()  # a rounded scale, a rounded product
 
 
 def test_file_alone(tmp_path):

@@ -13,7 +13,9 @@ from aloft.quantization import registry, schemes
 
 def test_every_method_names_its_operators(capsys):
     names = {scheme for scheme, kind in registry.methods() if kind == registry.LINEAR}
-    assert names == {"w8a8-static", "w8a8-dynamic", "w8a16", "w4a16", "w4a8", "w4a4"}
+    assert names == {"w8a8-static", "w8a8-dynamic", "w8a8-dynamic-asymmetric", "w8a16", "w4a16", "w4a8", "w4a4"}
+    tables = {scheme for scheme, kind in registry.methods() if kind == registry.EMBEDDING}
+    assert tables == {"w8a8-dynamic", "w8a16", "w4a16", "w4a8"}
     assert {scheme for scheme, kind in registry.methods() if kind == registry.KV_CACHE} == {"kv-int8"}
     assert command() == 0
     lines = capsys.readouterr().out.splitlines()

@@ -16,6 +16,7 @@ from aloft.quantization.schemes.w8a8_static import StaticInt8
 N, K, RANKS = 64, 128, 2
 STORAGES = [
     WideStorage(),
+    WideStorage(8, 32),
     StaticStorage(),
     NibbleStorage(0, packed=True),
     NibbleStorage(32, packed=True),
@@ -88,6 +89,22 @@ def test_parts_are_the_whole(storage, axis, ranks):
         for name in ("input_scale", "input_offset"):  # of the activations: the same everywhere
             mine, of_all = getattr(part, name), getattr(whole, name)
             assert (mine is None) == (of_all is None) and (mine is None or torch.equal(mine, of_all))
+    assert torch.equal(torch.cat([part.dequantized() for part in parts], int(axis == "row")), whole.dequantized())
+
+
+@pytest.mark.parametrize("axis", ["column", "row"])
+def test_a_scale_a_row_beside_groups(axis, ranks):
+    """Layers with a scale a row, in a checkpoint that has groups elsewhere."""
+    checkpoint = _checkpoint(_created(WideStorage(), _shape()))
+    checkpoint["weight_offset"].round_()
+    _, whole = _loaded(WideStorage(), _shape(), checkpoint, axis)
+    _, same = _loaded(WideStorage(8, 32), _shape(), checkpoint, axis)
+    assert same.group == 0 and torch.equal(same.dequantized(), whole.dequantized())
+    ranks.size, parts = RANKS, []
+    for ranks.rank in range(RANKS):
+        sizes = {"inputs": K // RANKS} if axis == "row" else {"outputs": N // RANKS}
+        parts.append(_loaded(WideStorage(8, 64), _shape(**sizes), checkpoint, axis)[1])
+    assert all(part.group == 0 for part in parts)
     assert torch.equal(torch.cat([part.dequantized() for part in parts], int(axis == "row")), whole.dequantized())
 
 

@@ -118,6 +118,9 @@ def quantize(
         ),
     ] = None,
     kv: Annotated[str, typer.Option(help="auto, or int8: keys and values with a scale a channel.")] = "auto",
+    embedding: Annotated[
+        str, typer.Option(help="auto (as it is), int8 or int4: the vocabulary table, and a head tied to it.")
+    ] = "auto",
     target_bits: Annotated[
         float | None, typer.Option(help="Mean width: the most sensitive layers of w4a16 or w4a8 get 8 bits.")
     ] = None,
@@ -156,6 +159,7 @@ def quantize(
         tune=tune,
         tune_samples=tune_samples,
         max_loss=None if max_loss is None else share(max_loss),
+        embedding=embedding,
     )
     raise typer.Exit(work(model, out, settings, calib, report, overwrite))
 

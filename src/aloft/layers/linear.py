@@ -29,7 +29,9 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
 from aloft import config
 from aloft.ops.compact import compact
 from aloft.ops.projection import DYNAMIC, Projection, multiply
+from aloft.quantization.embedding import AloftQuantizedEmbeddingMethod
 from aloft.quantization.layout import int8_matrix
+from aloft.quantization.linear import tie_to_table
 
 ACL_FORMAT_FRACTAL_NZ = 29
 #: the matrix operators read NZ weights of these types; float32 stays ND
@@ -101,6 +103,9 @@ class NzEmbeddingMethod(UnquantizedEmbeddingMethod):
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         layer.aloft_head = None  # type: ignore[assignment]
 
+    def tie_weights(self, layer: torch.nn.Module, embed_tokens: Any) -> Any:
+        return tie_to_table(layer, embed_tokens) or super().tie_weights(layer, embed_tokens)
+
     def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         weight: torch.Tensor = layer.weight  # type: ignore[assignment]
         if weight.dtype not in PACKABLE or not (self.pack or self.int8):
@@ -148,6 +153,8 @@ class TableMixin(EmbeddingMixin):
 
     def forward(self, input_: torch.Tensor) -> torch.Tensor:
         """ids int32 or int64 ``[T]`` (or any shape); returns ``[T, hidden]``."""
+        if self.tp_size == 1 and type(self.quant_method) is AloftQuantizedEmbeddingMethod:
+            return self.quant_method.embedding(self, input_)  # type: ignore[arg-type]
         if self.tp_size == 1 and input_.dim() == 1 and type(self.quant_method) is NzEmbeddingMethod:
             return torch.index_select(self.weight, 0, input_)
         return super().forward(input_)  # type: ignore[misc]

@@ -16,13 +16,17 @@ from vllm.model_executor.models.utils import WeightsMapper
 
 from aloft import config as settings
 from aloft.quantization import experts, gguf, registry
-from aloft.quantization.description import Description, LayerScheme, shard_names
+from aloft.quantization.description import Description, shard_names
+from aloft.quantization.embedding import AloftQuantizedEmbeddingMethod
 from aloft.quantization.formats import modelslim
 from aloft.quantization.formats.compressed_tensors import CompressedTensors
 from aloft.quantization.formats.gguf import Gguf
 from aloft.quantization.formats.grouped import Awq, Gptq
 from aloft.quantization.gguf import index
 from aloft.quantization.linear import AloftQuantizedLinearMethod
+
+#: what vocabulary tables are called
+_TABLES = frozenset(("embed_tokens", "word_embeddings", "tok_embeddings", "embed_in", "wte"))
 
 
 class AloftQuantizationConfig(QuantizationConfig):
@@ -98,12 +102,26 @@ class AloftQuantizationConfig(QuantizationConfig):
             cls = registry.method(described.name, kind, prefix)
             return AloftQuantizedLinearMethod(described, cls(nz=_nz_wanted()), prefix)  # type: ignore[return-value]
         if isinstance(layer, VocabParallelEmbedding):
-            return _other(description.embedding(prefix), registry.EMBEDDING, prefix)
+            name = prefix or self._table_name()
+            described = description.embedding(name)
+            if described is None:
+                return None
+            table = registry.method(described.name, registry.EMBEDDING, name)
+            return AloftQuantizedEmbeddingMethod(described, table(nz=_nz_wanted()), name)  # type: ignore[return-value]
         if isinstance(layer, Attention):
-            return _other(description.kv_cache(prefix), registry.KV_CACHE, prefix)
+            described = description.kv_cache(prefix)
+            return None if described is None else registry.method(described.name, registry.KV_CACHE)(described, prefix)
         if isinstance(layer, RoutedExperts):
             return experts.method_of(description, layer, prefix, _nz_wanted())  # type: ignore[return-value]
         return None
+
+    def _table_name(self) -> str:
+        """Of the vocabulary table of a model that does not tell its layer's name, as Llama does not."""
+        names: set[str] = getattr(self.description, "names", set)()
+        found = sorted(name for name in names if name.rpartition(".")[2] in _TABLES)
+        if len(found) > 1:
+            raise ValueError(f"the description names several vocabulary tables, the model one: {', '.join(found)}.")
+        return found[0] if found else "model.embed_tokens"
 
 
 class ModelSlimConfig(AloftQuantizationConfig):
@@ -183,10 +201,6 @@ def _found(model: str, hf_config: Any, revision: str | None) -> str:
         return f"the GGUF file {file.name} (--quantization gguf)"
     said = getattr(hf_config, "quantization_config", None)
     return str(said.get("quant_method", said)) if isinstance(said, dict) else "a float checkpoint"
-
-
-def _other(described: LayerScheme | None, kind: str, prefix: str) -> Any:
-    return None if described is None else registry.method(described.name, kind, prefix)(described, prefix)
 
 
 def _nz_wanted() -> bool:

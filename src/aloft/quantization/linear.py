@@ -41,6 +41,12 @@ class LinearScheme:
         return multiply(x, made)
 
 
+def tie_to_table(head: torch.nn.Module, table: Any) -> Any:
+    """The head, multiplying with the quantized table it is tied to; None where the table is not quantized."""
+    share = getattr(table.quant_method, "share", None)
+    return None if share is None else share(head, table)
+
+
 @register_weight_loader_v2_supported_method
 class AloftQuantizedLinearMethod(LinearMethodBase):
     """Created per layer. After loading, the checkpoint's tensors give way to the operators' ones."""
@@ -85,12 +91,26 @@ class AloftQuantizedLinearMethod(LinearMethodBase):
         layer.aloft_ready = True  # type: ignore[assignment]
 
     def _pad(self, layer: Any) -> None:
-        """Rows of a head beyond the vocabulary, which vLLM fills with zeros, get a scale a row can have."""
-        vocabulary = getattr(layer, "org_vocab_size", None)
-        for name in self.created if vocabulary is not None else ():
+        """Rows of a head or table beyond the vocabulary, which vLLM fills with zeros, get a scale a row can have."""
+        shard: Any = getattr(layer, "shard_indices", None)
+        for name in self.created if shard is not None else ():
             parameter = getattr(layer, name)
             if parameter.is_floating_point() and getattr(parameter, "output_dim", None) == 0:
-                parameter.data[vocabulary:].fill_(1.0 if "scale" in name else 0.0)
+                parameter.data[shard.num_org_elements :].fill_(1.0 if "scale" in name else 0.0)
+
+    def tie_weights(self, layer: torch.nn.Module, embed_tokens: torch.nn.Module) -> Any:
+        """A head that is described as quantized, and shares its table with the embedding.
+
+        Raises:
+            ValueError: the table is not quantized.
+        """
+        if (tied := tie_to_table(layer, embed_tokens)) is not None:
+            return tied
+        raise ValueError(
+            f"{self.name}: the description says {self.described.name}, but config.json ties the head to the embedding "
+            "(tie_word_embeddings), which is not quantized: tie_word_embeddings must be false where the checkpoint has "
+            "a quantized head of its own, or the description must leave the head out."
+        )
 
     def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])

@@ -9,6 +9,7 @@ import torch
 
 from aloft.quantizer.block import Quantized
 from aloft.quantizer.recipe import FLOAT_ACTIVATIONS, STATIC, Recipe
+from aloft.quantizer.table import NAME as TABLE
 
 
 class CompressedTensorsWriter:
@@ -57,9 +58,14 @@ class CompressedTensorsWriter:
         """config.json's content."""
         from compressed_tensors.quantization import QuantizationConfig
 
-        alone = len(self.groups) == 1
+        linears = {recipe: [name for name in names if name != TABLE] for recipe, names in self.groups.items()}
+        alone = sum(map(bool, linears.values())) == 1
         groups = {
-            f"group_{index}": _group(recipe, ["Linear"] if alone else names)
+            f"group_{index}": _group(
+                recipe,
+                (["Linear"] if alone and linears[recipe] else linears[recipe])
+                + [name for name in names if name == TABLE],
+            )
             for index, (recipe, names) in enumerate(self.groups.items())
         }
         forms = {group["format"] for group in groups.values()}

@@ -54,12 +54,12 @@ class Recipe:
 
     def fitted(self, features: int) -> Recipe:
         """The recipe for a number of input features."""
-        return replace(self, group=_largest(self.group, features), adapt=False) if self.adapt else self
+        return replace(self, group=largest_group(self.group, features), adapt=False) if self.adapt else self
 
     def shared(self, features: set[int]) -> Recipe:
         """The recipe whose groups are the same for layers of all these numbers of input features."""
         common = math.gcd(*features)
-        return replace(self.fitted(common), sensitive_group=_largest(self.sensitive_group, common))
+        return replace(self.fitted(common), sensitive_group=largest_group(self.sensitive_group, common))
 
     def check_groups(self, features: set[int]) -> None:
         """Raises ValueError, before anything is computed, where groups do not divide all numbers of input features."""
@@ -77,7 +77,7 @@ class Recipe:
         return self.gptq or self.awq or self.smooth > 0 or self.activations == STATIC
 
 
-def _largest(limit: int, features: int) -> int:
+def largest_group(limit: int, features: int) -> int:
     """The largest multiple of 32 up to the limit that divides the features; 0 where there is none."""
     return next((size for size in range(limit // 32 * 32, 0, -32) if features % size == 0), 0)
 

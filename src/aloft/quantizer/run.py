@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from aloft import __version__
-from aloft.quantizer import experts, fold, folder, mixed
+from aloft.quantizer import experts, fold, folder, mixed, table
 from aloft.quantizer.block import quantize_block
 from aloft.quantizer.compressed_tensors import CompressedTensorsWriter
 from aloft.quantizer.decoder import LINEARS, Decoder
@@ -39,7 +39,8 @@ _COPIED = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")
 class Settings:
     """Everything that decides the result. samples windows of length tokens of the calibration text are used.
 
-    tune: steps of distillation after the blocks are rounded, on tune_samples windows.
+    tune: steps of distillation after the blocks are rounded, on tune_samples windows. embedding: the vocabulary table,
+    which a tied head shares: ``auto`` (as it is), ``int8`` (a scale a row) or ``int4`` (groups).
     """
 
     scheme: str
@@ -55,6 +56,7 @@ class Settings:
     tune: int = 0
     tune_samples: int = 256
     max_loss: float | None = None
+    embedding: str = "auto"
 
     @property
     def mixed(self) -> bool:
@@ -64,7 +66,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Result:
-    """layers: one row a linear layer; weight_ratio: bytes of the quantized layers in use over those in bfloat16.
+    """layers: one row a linear layer, and a quantized table's; weight_ratio: their bytes in use over those in bfloat16.
 
     plan: with mixed precision, why each product has its width; see ``mixed.Plan``.
     """
@@ -114,6 +116,7 @@ def quantize(
     if settings.format == "modelslim":  # its description has one group size for all layers
         wanted = wanted.shared(decoder.input_features())
     wanted.check_groups(decoder.input_features())
+    table.recipe(settings.embedding, wanted, decoder.config.hidden_size)
     run = _Run(decoder, out, settings, wanted, Path(calibration) if needs_text and calibration else None)
     return run.go(progress, overwrite)
 
@@ -255,24 +258,24 @@ class _Run:
     # ---- the tensors outside of blocks --------------------------------------------------------------------------
 
     def _embedding(self) -> torch.Tensor:
-        table = self.decoder.tensor("model.embed_tokens.weight")
-        return (table.double() @ self.turn).to(torch.bfloat16) if self.turn is not None else table.to(torch.bfloat16)
+        values = self.decoder.tensor("model.embed_tokens.weight")
+        return (values.double() @ self.turn).to(torch.bfloat16) if self.turn is not None else values.to(torch.bfloat16)
 
     def _outside(self) -> dict[str, torch.Tensor]:
         made = {name: tensor.to(torch.bfloat16) for name, tensor in self.decoder.others()}
         if self.turn is None:
             return made
-        table = self.decoder.tensor("model.embed_tokens.weight" if self.decoder.tied else "lm_head.weight")
+        head = self.decoder.tensor("model.embed_tokens.weight" if self.decoder.tied else "lm_head.weight")
         gain = self.decoder.tensor("model.norm.weight")
-        made["lm_head.weight"] = ((table.double() * gain.double()) @ self.turn).to(torch.bfloat16)
+        made["lm_head.weight"] = ((head.double() * gain.double()) @ self.turn).to(torch.bfloat16)
         made["model.norm.weight"] = torch.ones_like(gain, dtype=torch.bfloat16)
         made["model.embed_tokens.weight"] = self._embedding()
         return made
 
     def _ends(self) -> Ends:
         outside = self._outside()
-        table = outside["model.embed_tokens.weight"]
-        return Ends(table, outside.get("lm_head.weight", table), outside["model.norm.weight"])
+        first = outside["model.embed_tokens.weight"]
+        return Ends(first, outside.get("lm_head.weight", first), outside["model.norm.weight"])
 
     # ---- files --------------------------------------------------------------------------------------------------
 
@@ -335,8 +338,14 @@ class _Run:
         from safetensors.torch import save_file
 
         outside = self._outside()
+        how = table.recipe(self.settings.embedding, self.recipe, self.decoder.config.hidden_size)
+        if how is not None:
+            entry = table.quantize(outside.pop(f"{table.NAME}.weight"), how)
+            rows.append(_row(table.NAME, entry))
         for name in outside:
             self.writer.float(name)
+        if how is not None:
+            outside |= self.writer.layer(table.NAME, entry, None)
         save_file(
             {name: tensor.contiguous() for name, tensor in outside.items()}, self.out / _file(-1), {"format": "pt"}
         )

@@ -160,8 +160,9 @@ def _activations(where: str, bits: int, content: Mapping[str, Any]) -> str:
         raise ValueError(f"{where}: input_activations must be int with num_bits 4 or 8, not {dict(content)!r}.")
     strategy, dynamic = content.get("strategy") or "tensor", bool(content.get("dynamic"))
     width = content["num_bits"]
-    if dynamic and strategy == "token" and content.get("symmetric", True):
-        names = {(8, 8): "w8a8-dynamic", (4, 8): "w4a8", (4, 4): "w4a4"}
+    if dynamic and strategy == "token":
+        symmetric = {(8, 8): "w8a8-dynamic", (4, 8): "w4a8", (4, 4): "w4a4"}
+        names = symmetric if content.get("symmetric", True) else {(8, 8): "w8a8-dynamic-asymmetric"}
         if (bits, width) in names:
             return names[bits, width]
     elif not dynamic and strategy == "tensor" and (bits, width) == (8, 8):
@@ -169,7 +170,7 @@ def _activations(where: str, bits: int, content: Mapping[str, Any]) -> str:
     raise ValueError(
         f"{where}: input_activations of {width} bits, strategy {strategy!r}, dynamic {dynamic}, symmetric "
         f"{content.get('symmetric', True)} beside {bits}-bit weights are not supported: use symmetric dynamic per "
-        "token, or static per tensor for 8 bits."
+        "token, or for 8 bits asymmetric dynamic per token or static per tensor."
     )
 
 

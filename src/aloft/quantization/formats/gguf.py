@@ -22,7 +22,7 @@ class BlockStorage(NibbleStorage):
 
 
 class Gguf:
-    """The description of one file. Tables are dequantized when they are loaded, whatever their type.
+    """The description of one file. Tables of other types than layers can have are dequantized when they are loaded.
 
     Raises:
         ValueError: the architecture or a tensor's type is not served; file, tensor and type are named.
@@ -38,14 +38,14 @@ class Gguf:
         self.types: dict[str, str] = {}
         self.tensors: dict[str, str] = {}
         for name, entry in index.tensors.items():
-            if name in TABLES or name == FREQUENCIES:
+            if name == FREQUENCIES:
                 continue
-            if entry.kind not in BITS and entry.kind not in FLOATS:
+            if name not in TABLES and entry.kind not in BITS and entry.kind not in FLOATS:
                 raise ValueError(
                     f"{self.file}: tensor {name} has the type {entry.kind}; served are {', '.join((*BITS, *FLOATS))}."
                 )
             layer, _, part = checkpoint_name(name).rpartition(".")
-            if part == "weight":
+            if part == "weight" and (name not in TABLES or entry.kind in BITS):
                 self.types[layer], self.tensors[layer] = entry.kind, name
 
     def names(self) -> set[str]:
@@ -57,7 +57,7 @@ class Gguf:
 
     def linear(self, name: str, shards: Sequence[str]) -> LayerScheme | None:
         """Parts of a fused layer may differ in their type: the widest holds them all."""
-        if name.rpartition(".")[2] == "lm_head":
+        if name.rpartition(".")[2] == "lm_head" and name not in self.types:
             return None
         missing = [shard for shard in shards if shard not in self.types]
         if missing:
@@ -69,11 +69,15 @@ class Gguf:
         if floats:
             told = ", ".join(f"{self.tensors[shard]} {kind}" for shard, kind in kinds.items())
             raise ValueError(f"{self.file}: layer {name} is one matrix product, but its parts differ: {told}.")
-        wide = max(BITS[kind] for kind in kinds.values())
-        return LayerScheme("w8a16" if wide == 8 else "w4a16", BlockStorage())
+        return _scheme(*kinds.values())
 
     def embedding(self, name: str) -> LayerScheme | None:
-        return None
+        return _scheme(self.types[name]) if name in self.types else None
 
     def kv_cache(self, name: str) -> LayerScheme | None:
         return None
+
+
+def _scheme(*kinds: str) -> LayerScheme:
+    """Of one matrix whose parts have these types."""
+    return LayerScheme("w8a16" if max(BITS[kind] for kind in kinds) == 8 else "w4a16", BlockStorage())

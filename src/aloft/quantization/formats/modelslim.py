@@ -163,8 +163,12 @@ class ModelSlim:
         if kind == "W4A16":
             return NibbleStorage(self.group, self.packed, along_inputs=self.group == 0)
         if kind == "W4A8_DYNAMIC":
-            return NibbleStorage(self.group, self.packed, two_level=self.group > 0, biased="scale_bias" in held)
-        return WideStorage(bits=4 if kind.startswith("W4") else 8)
+            # the group size is another layer's where this one has a scale a row
+            by_row = "weight_scale" in held and "weight_scale_second" not in held
+            group = 0 if by_row else self.group
+            return NibbleStorage(group, self.packed, two_level=group > 0, biased="scale_bias" in held)
+        grouped = kind in ("W8A16", "W8A8_DYNAMIC", "W4A4_DYNAMIC")
+        return WideStorage(4 if kind.startswith("W4") else 8, self.group if grouped else 0)
 
 
 def find(model: str, revision: str | None = None) -> Mapping[str, Any] | None:

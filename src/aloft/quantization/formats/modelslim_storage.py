@@ -19,19 +19,24 @@ def zero_point(offset: torch.Tensor) -> torch.Tensor | None:
 
 @dataclass(frozen=True)
 class WideStorage(make.Unsigned):
-    """``weight`` int8 ``[N, K]``, ``weight_scale`` and ``weight_offset`` ``[N, 1]``: one code a byte."""
+    """``weight`` int8 ``[N, K]``, ``weight_scale`` and ``weight_offset`` ``[N, G]`` or ``[N, 1]``: one code a byte.
+
+    group: the description's group size, which holds for all layers that have groups; others have a scale a row.
+    """
 
     bits: int = 8
+    group: int = 0
 
     def create(self, layer: torch.nn.Module, shape: LayerShape) -> None:
         make.add(layer, "weight", make.weight(shape))
-        make.add(layer, "weight_scale", make.per_group(shape, 0, torch.float32))
-        make.add(layer, "weight_offset", make.per_group(shape, 0, torch.float32))
+        make.add(layer, "weight_scale", make.per_group_or_row(shape, self.group, torch.float32))
+        make.add(layer, "weight_offset", make.per_group_or_row(shape, self.group, torch.float32))
 
     def read(self, layer: Any, shape: LayerShape) -> QuantizedWeight:
-        return QuantizedWeight(
-            layer.weight.data, layer.weight_scale.data.float(), zero_point(layer.weight_offset.data), shape.outputs
-        )
+        scale, offset = layer.weight_scale.data.float(), layer.weight_offset.data
+        if all(bool((part == part[:, :1]).all()) for part in (scale, offset)):
+            scale, offset = scale[:, :1], offset[:, :1]
+        return QuantizedWeight(layer.weight.data, scale, zero_point(offset), shape.outputs)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,8 @@ Along the output features: everything per row (scales, biases). Along the input 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from vllm.model_executor.parameter import (
     BasevLLMParameter,
@@ -81,6 +83,38 @@ def per_group(shape: LayerShape, group: int, dtype: torch.dtype, output_dim: int
     return GroupQuantScaleParameter(
         data=data, output_dim=output_dim, input_dim=1 - output_dim, weight_loader=shape.loader
     )
+
+
+class _Spread(GroupQuantScaleParameter):
+    """Numbers of groups; a layer of the checkpoint that has one a row gets it in each of the row's groups."""
+
+    aloft_groups: int  # along all of the layer's inputs
+
+    def spread(self, loaded: torch.Tensor) -> torch.Tensor:
+        alone = loaded.dim() == 2 and loaded.shape[1] == 1
+        return loaded.expand(-1, self.aloft_groups) if alone else loaded
+
+    def load_column_parallel_weight(self, loaded_weight: torch.Tensor) -> None:
+        super().load_column_parallel_weight(self.spread(loaded_weight))
+
+    def load_row_parallel_weight(self, loaded_weight: torch.Tensor) -> None:
+        super().load_row_parallel_weight(self.spread(loaded_weight))
+
+    def load_merged_column_weight(self, loaded_weight: torch.Tensor, **shard: Any) -> None:
+        super().load_merged_column_weight(self.spread(loaded_weight), **shard)
+
+    def load_qkv_weight(self, loaded_weight: torch.Tensor, **shard: Any) -> None:
+        super().load_qkv_weight(self.spread(loaded_weight), **shard)
+
+
+def per_group_or_row(shape: LayerShape, group: int, dtype: torch.dtype) -> torch.nn.Parameter:
+    """``[N, G]`` for layers of a checkpoint that may have a number a row in the place of one a group."""
+    if not group or shape.inputs % group:
+        return per_group(shape, 0, dtype)
+    data = torch.empty(sum(shape.outputs), shape.groups(group), dtype=dtype)
+    made = _Spread(data=data, output_dim=0, input_dim=1, weight_loader=shape.loader)
+    made.aloft_groups = shape.total_inputs // group
+    return made
 
 
 def per_row(shape: LayerShape, dtype: torch.dtype) -> torch.nn.Parameter:

@@ -14,7 +14,7 @@ from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from aloft.quantization import gguf
 from aloft.quantization.gguf import blocks
 from aloft.quantization.gguf.index import Index, read
-from aloft.quantization.gguf.names import FREQUENCIES, PERMUTED, TABLES, checkpoint_name, head_kind, unpermute
+from aloft.quantization.gguf.names import FREQUENCIES, PERMUTED, checkpoint_name, head_kind, unpermute
 
 LOAD_FORMAT = "gguf"
 
@@ -48,7 +48,7 @@ def tensors(index: Index, config: Any) -> Generator[tuple[str, torch.Tensor], No
             continue
         target = checkpoint_name(name)
         kind = head_kind(name) if index.architecture in PERMUTED else ""
-        if entry.kind in blocks.BITS and name not in TABLES:
+        if entry.kind in blocks.BITS:
             layer = target.removesuffix("weight")
             parts = blocks.split(index.bytes(name), entry.kind)
             for part, values in zip(("weight", "weight_scale", "weight_offset"), parts, strict=True):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from aloft.quantization.registry import EXPERTS, HEAD, LINEAR, register
+from aloft.quantization.registry import EMBEDDING, EXPERTS, HEAD, LINEAR, register
+from aloft.quantization.table import Table
 from aloft.quantization.weight_only import WeightOnly, WeightOnlyExperts
 
 
@@ -20,4 +21,13 @@ class WeightOnlyInt4Experts(WeightOnlyExperts):
     """The same, each row in its expert's weights."""
 
     operators = ("npu::npu_convert_weight_to_int4pack", *WeightOnlyExperts.operators)
+    bits = 4
+
+
+@register("w4a16", EMBEDDING)
+@register("w4a8", EMBEDDING)
+class Int4Table(Table):
+    """4 bits with a scale a row or group. Of W4A8 tables a tied head's activations stay as they are."""
+
+    operators = (*Table.operators, "npu::npu_convert_weight_to_int4pack", "npu::npu_anti_quant")
     bits = 4

@@ -1,4 +1,4 @@
-"""W4A4: 4-bit weights with a scale a row, activations rotated online and quantized per token to 4 bits."""
+"""W4A4: 4-bit weights with a scale a row or group, activations rotated online and quantized per token to 4 bits."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ _ROWS = 32768
 @register("w4a4", LINEAR)
 @register("w4a4", HEAD)
 class DynamicInt4(LinearScheme):
-    """``y = (xq wq) * weight scale * token scale + bias``, ``xq`` of ``left (X right)`` for x as a matrix X.
+    """``y = sum over groups of (xq (wq - zero)) * weight scale, times the token's scale, + bias``.
 
-    Checkpoints without a transform quantize x as it is.
+    ``xq`` is of ``left (X right)`` for x as a matrix X; checkpoints without a transform quantize x as it is. The
+    hardware takes one scale a row and no zero point, or groups of 256; other groups (multiples of 32) run on the
+    virtual NPU.
     """
 
     operators = (
@@ -33,9 +35,15 @@ class DynamicInt4(LinearScheme):
     )
 
     def pack(self, weight: QuantizedWeight, shape: LayerShape) -> dict[str, torch.Tensor]:
-        if weight.zero is not None or weight.group:
-            raise ValueError(f"{shape.name}: W4A4 takes symmetric weights with one scale a row.")
-        made = {"packed": int4_matrix(weight.values), "row_scale": weight.scale.flatten().contiguous()}
+        if weight.zero is not None and not weight.group:
+            raise ValueError(f"{shape.name}: W4A4 takes symmetric weights where a row has one scale.")
+        if weight.group % 32:
+            raise ValueError(f"{shape.name}: groups must be a multiple of 32 input features, not {weight.group}.")
+        self.groups = [0, 0, weight.group] if weight.group else None
+        scale = weight.scale.t() if weight.group else weight.scale.flatten()
+        made = {"packed": int4_matrix(weight.values), "row_scale": scale.contiguous()}
+        if weight.zero is not None:
+            made["offset"] = weight.zero.t().to(torch.float16).contiguous()
         self.clip: float | None = None
         if weight.left is not None and weight.right is not None:
             made["left"] = weight.left.to(shape.dtype).contiguous()
@@ -56,6 +64,14 @@ class DynamicInt4(LinearScheme):
             ]
             codes, token_scale = parts[0] if len(parts) == 1 else map(torch.cat, zip(*parts, strict=True))
             codes = codes.flatten(1)
-        return torch.ops.npu.npu_quant_matmul(
-            codes, layer.packed, layer.row_scale, pertoken_scale=token_scale, bias=bias, output_dtype=x.dtype
+        made = torch.ops.npu.npu_quant_matmul(
+            codes,
+            layer.packed,
+            layer.row_scale,
+            offset=getattr(layer, "offset", None),
+            pertoken_scale=token_scale,
+            bias=None if self.groups else bias,  # products with scales by group take none
+            output_dtype=x.dtype,
+            group_sizes=self.groups,
         )
+        return made if bias is None or not self.groups else made + bias.to(x.dtype)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from aloft.quantization.registry import EXPERTS, HEAD, LINEAR, register
+from aloft.quantization.registry import EMBEDDING, EXPERTS, HEAD, LINEAR, register
+from aloft.quantization.table import Table
 from aloft.quantization.weight_only import WeightOnly, WeightOnlyExperts
 
 
@@ -18,5 +19,12 @@ class WeightOnlyInt8(WeightOnly):
 @register("w8a16", EXPERTS)
 class WeightOnlyInt8Experts(WeightOnlyExperts):
     """The same, each row in its expert's weights."""
+
+    bits = 8
+
+
+@register("w8a16", EMBEDDING)
+class Int8Table(Table):
+    """int8 with a scale a row or group."""
 
     bits = 8

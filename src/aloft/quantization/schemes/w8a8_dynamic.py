@@ -1,4 +1,4 @@
-"""W8A8 dynamic: int8 weights with a scale a row, activations quantized per token."""
+"""W8A8 dynamic: int8 weights with a scale a row or group, activations quantized per token."""
 
 from __future__ import annotations
 
@@ -12,24 +12,32 @@ from aloft.quantization.description import LayerShape
 from aloft.quantization.experts import ExpertsScheme
 from aloft.quantization.layout import int8_matrix, to_nz
 from aloft.quantization.linear import LinearScheme
-from aloft.quantization.registry import EXPERTS, HEAD, LINEAR, register
+from aloft.quantization.registry import EMBEDDING, EXPERTS, HEAD, LINEAR, register
+from aloft.quantization.table import Table
 from aloft.quantization.weight import QuantizedWeight
 
 
 @register("w8a8-dynamic", LINEAR)
 @register("w8a8-dynamic", HEAD)
 class DynamicInt8(LinearScheme):
-    """``y = (xq wq) * weight scale * token scale + bias``."""
+    """``y = sum over groups of (xq wq) * weight scale, times the token's scale, + bias``.
+
+    The hardware takes one scale a row; groups (multiples of 32) run on the virtual NPU.
+    """
 
     operators = ("npu::npu_dynamic_quant", "npu::npu_quant_matmul")
 
     def pack(self, weight: QuantizedWeight, shape: LayerShape) -> dict[str, torch.Tensor]:
-        if weight.zero is not None or weight.group:
-            raise ValueError(f"{shape.name}: W8A8 takes symmetric weights with one scale a row.")
-        return {"packed": int8_matrix(weight.values, self.nz), "row_scale": weight.scale.flatten().contiguous()}
+        if weight.zero is not None:
+            raise ValueError(f"{shape.name}: W8A8 takes symmetric weights.")
+        if weight.group % 32:
+            raise ValueError(f"{shape.name}: groups must be a multiple of 32 input features, not {weight.group}.")
+        self.group = weight.group
+        scale = weight.scale.t() if weight.group else weight.scale.flatten()
+        return {"packed": int8_matrix(weight.values, self.nz), "row_scale": scale.contiguous()}
 
     def projection(self, layer: Any, bias: torch.Tensor | None) -> Projection:
-        return Projection(layer.packed, bias, DYNAMIC, 0, layer.row_scale)
+        return Projection(layer.packed, bias, DYNAMIC, self.group, layer.row_scale)
 
 
 @register("w8a8-dynamic", EXPERTS)
@@ -49,7 +57,7 @@ class DynamicInt8Experts(ExpertsScheme):
 
     def pack(self, weight: QuantizedWeight, shape: LayerShape) -> dict[str, torch.Tensor]:
         if weight.zero is not None or weight.group:
-            raise ValueError(f"{shape.name}: W8A8 takes symmetric weights with one scale a row.")
+            raise ValueError(f"{shape.name}: W8A8 takes symmetric weights with one scale a row in experts.")
         return {"packed": int8_matrix(weight.values, False), "row_scale": weight.scale.flatten()}
 
     def finish(self, held: dict[str, torch.Tensor], dtype: torch.dtype, fused: bool) -> dict[str, torch.Tensor]:
@@ -59,3 +67,12 @@ class DynamicInt8Experts(ExpertsScheme):
 
     def projection(self, held: Mapping[str, torch.Tensor]) -> Projection:
         return Projection(held["packed"], None, DYNAMIC, 0, held["row_scale"])
+
+
+@register("w8a8-dynamic", EMBEDDING)
+class DynamicInt8Table(Table):
+    """int8 with a scale a row; of a tied head's product activations are quantized per token."""
+
+    operators = ("aten::index_select", "npu::npu_dynamic_quant", "npu::npu_quant_matmul")
+    bits = 8
+    kind = DYNAMIC
