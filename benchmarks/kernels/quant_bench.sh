@@ -8,4 +8,5 @@ flags="-O2 -std=c++17 -Icsrc"
 g++ $flags -mavx2 -mfma -c $here/matmul_bench_avx2.cpp -o $out/avx2.o
 g++ $flags -mavx512f -mavx512vnni -mamx-tile -mamx-int8 -c $here/quant_bench_peak.cpp -o $out/quant_peak.o
 g++ $flags $here/quant_bench.cpp $out/avx2.o $out/quant_peak.o -o $out/quant_bench -L"$lib" -laloft_kernels -Wl,-rpath,"$lib"
+g++ $flags $here/decode_bench.cpp -o $out/decode_bench -L"$lib" -laloft_kernels -Wl,--enable-new-dtags,-rpath,"$lib"
 [ "$1" = build ] || exec $out/quant_bench "$@"

@@ -411,9 +411,9 @@ Product with_weights(Product c) {
 void multiply(const Product& original) {
   const Product c = with_weights(original);
   if (c.is_compact() && c.m <= upcoming::kFewRows) {
-    upcoming::reading(c.b.data, c.compact.header->bytes);
+    upcoming::reading({c.b.data, c.compact.header->bytes});
   } else if (c.m <= upcoming::kFewRows && c.b.layout == WeightLayout::Panels) {
-    upcoming::reading(c.b.data, c.panels() * c.b.padded_rows * kPanel * static_cast<int64_t>(bytes_of(c.b.type)));
+    upcoming::reading({c.b.data, c.panels() * c.b.padded_rows * kPanel * static_cast<int64_t>(bytes_of(c.b.type))});
   } else {
     upcoming::none();
   }

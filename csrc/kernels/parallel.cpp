@@ -80,6 +80,7 @@ void futex_wake(std::atomic<uint32_t>* word) {
 
 thread_local bool inside_loop = false;
 thread_local bool place_left = false;
+thread_local int place = 0;
 constexpr int kGuest = -1;                   // in the place of a worker's index
 constexpr int64_t kGuestPatience = 2000000;  // ns without a loop, after which a guest sleeps
 constexpr int kTurnsToGap = 400;  // some 20 microseconds: the loop that is waited for does not follow at once
@@ -104,6 +105,7 @@ class Pool {
     helpers_ = helpers;
     next_.store(0, std::memory_order_relaxed);
     const uint64_t loop = (gate_.load(std::memory_order_relaxed) / kLoop + 1) * kLoop;
+    place = 0;
     gate_.store(loop | kOpen, std::memory_order_seq_cst);
     for (int i = 0; i < helpers; ++i) {
       if (workers_[i].asleep.load(std::memory_order_seq_cst) && workers_[i].asleep.exchange(0)) {
@@ -164,6 +166,7 @@ class Pool {
     while ((state & kOpen) && state / kLoop != *last) {
       if (!gate_.compare_exchange_weak(state, state + 1, std::memory_order_acq_rel)) continue;
       *last = state / kLoop;
+      place = index == kGuest ? helpers_ + 1 : index + 1;
       if (index < helpers_) take_ranges();
       state = gate_.fetch_sub(1, std::memory_order_acq_rel);
       if ((state & kInside) == 1 && (state & kWaiting)) {
@@ -285,6 +288,8 @@ void set_num_threads(int n) {
 }
 
 bool help_loops(bool (*done)(void*), void* context) { return inside_loop ? done(context) : pool().help(done, context); }
+
+int loop_place() { return place; }
 
 void leave_place(bool on) { place_left = on; }
 

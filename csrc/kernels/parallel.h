@@ -30,6 +30,10 @@ void parallel_for(int64_t count, int64_t grain, F&& body) {
       const_cast<void*>(static_cast<const void*>(&body)));
 }
 
+// Which of the threads of a loop the calling one is, inside of it: 0 the one that called it, the others mostly, but not
+// always, the same from loop to loop.
+ALOFT_KERNEL_API int loop_place();
+
 // The calling thread takes part in loops of other threads until done(context); false when none was open for a while.
 // done is called often, and must be cheap.
 ALOFT_KERNEL_API bool help_loops(bool (*done)(void*), void* context);

@@ -11,6 +11,21 @@ namespace aloft::quant_detail {
 
 constexpr int kColumns = 16;  // of a panel
 
+// One row times a panel of FRACTAL_NZ with lines of 32 bytes.
+struct RowBlock {
+  const uint8_t *weights, *next;  // next: the panel that this thread reads behind this one
+  int bits;
+  const int8_t* a;  // [k], readable up to a multiple of 4: zeros
+  int64_t k, group;
+  const int32_t* sums;  // of a in each group
+  // With scales, F32 or I64, scale_group elements from one group to the next, `to` receives the floats of `combine`
+  // below, else the integer sums of the only group.
+  const void *scale, *next_scale;
+  DType scale_dtype;
+  int64_t scale_group;
+  void* to;
+};
+
 struct QuantTiles {
   // Added to every weight while packing, so that it becomes unsigned; the sums are made good by `start`.
   int flip;
@@ -30,6 +45,10 @@ struct QuantTiles {
   bool (*direct)(const QuantWeight& w, int64_t n, int64_t n0, int panels, int64_t k0, int64_t length, int64_t group,
                  const int8_t* a, int64_t a_stride, int64_t rows, const int32_t* sums, int64_t sums_group, int32_t* acc,
                  int64_t acc_stride, int64_t acc_group) = nullptr;
+  // See RowBlock; or null.
+  void (*row)(const RowBlock&) = nullptr;
+  // to[g * to_step] = sum of a in group g; or null.
+  void (*group_sums)(const int8_t* a, int64_t k, int64_t group, int32_t* to, int64_t to_step) = nullptr;
 };
 
 // What goes on beside the products of a step of 64 values of k.

@@ -20,6 +20,7 @@
 #include "kernels/quant_isa.h"
 #include "kernels/quant_many.h"
 #include "kernels/quant_scratch.h"
+#include "kernels/shares.h"
 #include "kernels/upcoming.h"
 
 namespace aloft {
@@ -52,6 +53,8 @@ constexpr int64_t kBlockRows = 32;                   // more go through a stream
 constexpr int64_t kFinishedRows = 256;               // rows whose sums are finished together: they stay in the cache
 constexpr int64_t kMaxRows = 512;                    // rows that share one packing of the weights
 constexpr int64_t kMostLeft = int64_t{1} << 20;  // bytes of activations that stay in the second level beside the rest
+constexpr int64_t kMostColumns = 64;             // of a block
+constexpr int64_t kMostOfRow = 65536;            // sixteen times the sums of so many values fit
 constexpr int64_t kTaskWork = 1 << 17;           // multiply-adds below which a task is not worth handing out
 
 // For many rows, or null.
@@ -100,9 +103,10 @@ Left prepare(const QuantMatmul& c, const QuantTiles& t, int64_t group, int64_t g
         std::memcpy(to, from, static_cast<size_t>(c.k));
         std::memset(to + c.k, 0, static_cast<size_t>(left.stride - c.k));
       }
+      if (want_sums && t.group_sums) t.group_sums(from, c.k, group, left.sums + r, c.m);
       for (int64_t g = 0; g < groups; ++g) {
-        int32_t sum = 0;
-        if (want_sums) {
+        int32_t sum = want_sums && t.group_sums ? left.sums[g * c.m + r] : 0;
+        if (want_sums && !t.group_sums) {
           const int64_t last = std::min(c.k, (g + 1) * group);
           for (int64_t k = g * group; k < last; ++k) sum += from[k];
         }
@@ -127,8 +131,9 @@ struct Block {
 // The scales of a block's columns as floats.
 class Scales {
  public:
-  Scales(const QuantMatmul& c, const Block& b, int64_t groups) : call_(c), block_(b) {
-    if (!c.scale || c.scale_dtype == DType::F32) return;
+  // groups: how many are asked for; none at all with 0.
+  Scales(const QuantMatmul& c, const Block& b, int64_t groups) : call_(c), block_(b), none_(!c.scale || groups == 0) {
+    if (none_ || c.scale_dtype == DType::F32) return;
     thread_local Scratch<float> converted;
     const int64_t each = c.scale_step ? b.columns : 1;
     float* to = converted.get(groups * b.parts * b.width);
@@ -142,7 +147,7 @@ class Scales {
   }
   const float* of(int64_t group, int part) const {
     if (converted_) return converted_ + (group * block_.parts + part) * block_.width;
-    if (!call_.scale) return nullptr;
+    if (none_) return nullptr;
     return static_cast<const float*>(call_.scale) + (call_.scale_step ? group * call_.n + block_.first(part) : group);
   }
 
@@ -153,6 +158,7 @@ class Scales {
  private:
   const QuantMatmul& call_;
   const Block& block_;
+  const bool none_;
   const float* converted_ = nullptr;
 };
 
@@ -167,16 +173,46 @@ void store(const QuantMatmul& c, const Block& b, const Scales& scales, int64_t r
   }
   thread_local Scratch<float> pairs;
   constexpr int64_t kPair = 2 * kColumns;
-  float* pair = pairs.get(rows * kPair);
-  for (int64_t j = 0; j < b.columns; j += kColumns) {
+  const bool one = rows == 1;  // its columns are activated together
+  float* pair = pairs.get((one ? b.columns / kColumns : rows) * kPair);
+  for (int64_t j = 0; j < b.columns; j += kColumns, pair += one ? kPair : 0) {
     for (int p = 0; p < 2; ++p) {
       const int64_t at = p * b.width + j;
       const float* scale = scales.of(0, p);
       finish().store(c, row, rows, b.first(p) + j, kColumns, acc + at, sums ? sums + at : nullptr, width,
                      scale ? scale + (c.scale_step ? j : 0) : nullptr, {pair + p * kColumns, DType::F32, kPair});
     }
-    gated_sums(Activation::Silu, c.out_dtype, pair, rows, to + j * item, c.out_stride);
+    if (!one) gated_sums(Activation::Silu, c.out_dtype, pair, rows, to + j * item, c.out_stride);
   }
+  const int64_t columns = b.columns / kColumns;
+  if (one) gated_sums(Activation::Silu, c.out_dtype, pair - columns * kPair, columns, to, kColumns);
+}
+
+// One row of whole blocks, panel after panel.
+bool suits_row(const QuantMatmul& c, const QuantTiles& t, bool grouped, int64_t group, int64_t columns, int64_t n) {
+  const bool scales = !grouped || (!c.zero && c.scale && c.scale_step == 1 &&
+                                   (c.scale_dtype == DType::F32 || c.scale_dtype == DType::I64));
+  return c.m == 1 && t.row && c.k > 0 && group <= kMostOfRow && c.b.layout == QuantLayout::Panels && c.b.line == 32 &&
+         n % columns == 0 && scales;
+}
+
+// next: the first column of the block that follows in this thread, negative where that is not known.
+void run_row(const QuantMatmul& c, const QuantTiles& t, const Left& left, int64_t group, bool grouped, const Block& b,
+             int64_t next) {
+  alignas(64) int32_t acc[2 * kMostColumns];
+  alignas(64) float sums[2 * kMostColumns];
+  const int64_t panel = c.b.stride * c.b.line, item = c.scale_dtype == DType::F32 ? 4 : 8;
+  const auto weights = [&](int64_t n0) { return c.b.data + n0 / b.width * panel; };
+  const auto scale = [&](int64_t n0) { return grouped ? static_cast<const char*>(c.scale) + n0 * item : nullptr; };
+  for (int p = 0; p < b.parts; ++p) {
+    const int64_t n0 = b.first(p), then = p + 1 < b.parts ? b.first(p + 1) : next;
+    const auto* ahead = then < 0 ? static_cast<const uint8_t*>(upcoming::follows()) : weights(then);
+    void* to = grouped ? static_cast<void*>(sums + p * b.width) : acc + p * b.width;
+    t.row({weights(n0), ahead ? ahead : weights(n0), c.b.bits, left.rows, c.k, group, left.sums, scale(n0),
+           scale(then < 0 ? n0 : then), c.scale_dtype, c.n, to});
+  }
+  const Scales scales(c, b, grouped ? 0 : 1);
+  store(c, b, scales, 0, 1, acc, grouped ? sums : nullptr);
 }
 
 void run_block(const QuantMatmul& c, const QuantTiles& t, const Left& left, int64_t group, bool grouped,
@@ -259,25 +295,36 @@ int64_t block_columns(const QuantWeight& w) {
   return w.bits == 4 && (w.layout == QuantLayout::Cols || w.layout == QuantLayout::Panels) ? 64 : 32;
 }
 
-// Says what is about to be read, where it lies in one piece.
-void announce(const QuantMatmul& c) {
+// Says what is about to be read, where it lies in one piece. parts, halves: see upcoming::Reading.
+void announce(const QuantMatmul& c, int parts, int halves) {
   const bool panels = c.b.layout == QuantLayout::Panels, rows = c.b.layout == QuantLayout::Rows;
   if (c.m > upcoming::kFewRows || !(panels || rows)) return upcoming::none();
   const int64_t line = panels ? c.b.line : c.b.stride, values = panels ? line * 8 / c.b.bits : 1;
-  upcoming::reading(c.b.data, (c.n + values - 1) / values * (panels ? c.b.stride : 1) * line);
+  const int64_t block = (panels ? c.b.stride : 1) * line;
+  upcoming::reading({c.b.data, (c.n + values - 1) / values * block, block, parts, halves});
 }
 
 void multiply(const QuantMatmul& c, bool gated) {
   if (c.m == 0 || c.n == 0) return;
-  announce(c);
   const QuantTiles& t = tiles(c.b.bits, c.m);
   // A zero point or a second group goes the way of the groups.
   const bool grouped = c.group > 0 && (c.zero || c.group < c.k);
   const int64_t group = grouped ? c.group : std::max<int64_t>(1, c.k);
   const int64_t groups = std::max<int64_t>(1, (c.k + group - 1) / group);
-  const Left left = prepare(c, t, group, groups);
   const int64_t columns = block_columns(c.b), n = gated ? c.n / 2 : c.n, parts = gated ? 2 : 1;
   const int64_t column_blocks = (n + columns - 1) / columns;
+  if (suits_row(c, t, grouped, group, columns, n)) {
+    const int shares = shares_of(column_blocks, kTaskWork / std::max<int64_t>(1, columns * parts * c.k));
+    announce(c, shares, static_cast<int>(parts));
+    const Left left = prepare(c, t, group, groups);
+    return parallel_shares(column_blocks, shares, [&](int64_t i, int64_t next) {
+      const Block b = {
+          0, 1, i * columns, columns, columns, static_cast<int>(columns / kColumns), static_cast<int>(parts), n};
+      run_row(c, t, left, group, grouped, b, next * columns);
+    });
+  }
+  announce(c, 0, 1);
+  const Left left = prepare(c, t, group, groups);
   const QuantStream* stream = stream_of(c.m);
   const int64_t most =
       stream ? std::clamp<int64_t>(kMostLeft / std::max<int64_t>(1, c.k) / 32 * 32, 64, kMaxRows) : kMaxRows;

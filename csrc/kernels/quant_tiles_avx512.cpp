@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "kernels/quant_direct_avx512.h"
+#include "kernels/quant_row_avx512.h"
 
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 
@@ -111,7 +112,7 @@ void multiply(const int8_t* a, int64_t a_stride, int64_t rows, const uint8_t* b,
 }  // namespace
 
 const QuantTiles& vnni_tiles() {
-  static const QuantTiles tiles = {128, 4, pack512<128, 4>, multiply, direct};
+  static const QuantTiles tiles = {128, 4, pack512<128, 4>, multiply, direct, row, group_sums};
   return tiles;
 }
 

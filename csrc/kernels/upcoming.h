@@ -10,26 +10,23 @@ namespace aloft::upcoming {
 constexpr int64_t kMost = int64_t{768} << 10;  // of a 2 MiB second level, which streamed weights pass through as well
 constexpr int64_t kFewRows = 32;               // products of more are not bound by reading weights
 
-struct alignas(64) Region {
-  std::atomic<uintptr_t> at{0}, end{0};
+// What a product reads. parts: into how many runs of blocks its loop cuts them (Shares), each for a thread; 0: threads
+// take them as it comes. halves: 2 where each block is one of the first half and one of the second.
+struct Reading {
+  const void* weights = nullptr;
+  int64_t bytes = 0, block = 0;
+  int parts = 0, halves = 1;
 };
-extern Region region;
 
 // A product of few rows begins to read these weights.
-void reading(const void* weights, int64_t bytes);
+void reading(const Reading& now);
 // Another product begins: nothing is known to follow.
-inline void none() { region.end.store(0, std::memory_order_relaxed); }
+void none();
 
-// Fetches some lines; false when none are left (or two threads have just published different regions).
-inline bool fetch() {
-  constexpr uintptr_t kLines = 8, kLine = 64;
-  const uintptr_t left =
-      region.end.load(std::memory_order_relaxed) - region.at.load(std::memory_order_relaxed);  // wraps behind the end
-  if (left == 0 || left > static_cast<uintptr_t>(kMost)) return false;
-  const uintptr_t at = region.at.fetch_add(kLines * kLine, std::memory_order_relaxed);
-  for (uintptr_t i = 0; i < kLines; ++i) __builtin_prefetch(reinterpret_cast<const void*>(at + i * kLine), 0, 2);
-  return true;
-}
+// Fetches some lines; false when none are left, or nothing is known.
+bool fetch();
+// Where the calling thread's part of the next product begins; null: not known.
+const void* follows();
 
 // Where no product begins for a while (the host prepares the next step), one waiting thread goes on through what
 // followed the last time, far beyond what the second level holds: what falls out of it is found in the third.

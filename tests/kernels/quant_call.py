@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from matmul_call import LIBRARY
 
-DTYPES = {"float32": 0, "float16": 1, "int8": 2, "int32": 3, "bfloat16": 27}
+DTYPES = {"float32": 0, "float16": 1, "int8": 2, "int32": 3, "int64": 9, "bfloat16": 27}
 ROWS, COLS, PANELS, PANELS_ROWS = range(4)
 LAYOUTS = {"rows": ROWS, "cols": COLS, "panels": PANELS, "panels rows": PANELS_ROWS}
 
@@ -111,8 +111,9 @@ def quant_matmul(
     bias: np.ndarray | None = None,
     out_offset: np.ndarray | None = None,
     gated: bool = False,
+    packed_scale: bool = False,
 ) -> np.ndarray:
-    """The product; bfloat16 comes back as uint16."""
+    """The product; bfloat16 comes back as uint16. packed_scale: scales go as the low halves of int64."""
     m, k = a.shape
     n = weight.values.shape[1] // (2 if gated else 1)
     out = np.full((m, n), 0x5A, np.uint16 if out_dtype == "bfloat16" else np.dtype(out_dtype))
@@ -131,6 +132,11 @@ def quant_matmul(
         pointer, array = _pointer(array, kind)
         setattr(call, name, pointer)
         kept.append(array)
+    if packed_scale:
+        low = np.ascontiguousarray(scale, np.float32).view(np.uint32).astype(np.uint64)
+        packed = low | np.uint64(1 << 46)
+        kept.append(packed)
+        call.scale, call.scale_dtype = packed.ctypes.data, DTYPES["int64"]
     call.scale_step = int(scale is None or scale.shape[-1] == columns)
     call.out_offset_step = int(out_offset is not None and out_offset.size > 1)
     call.out_dtype, call.out, call.out_stride = DTYPES[out_dtype], out.ctypes.data, n

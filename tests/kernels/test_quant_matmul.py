@@ -53,8 +53,8 @@ def test_nothing_saturates_or_overflows(bits: int) -> None:
     for k in (1, 7, 64, 1000, 65535):
         for x in (-128, 127):
             for y in (-half, half - 1):
-                for m in (1, 2, 5, 17):
-                    a, w = np.full((m, k), x), np.full((k, 33), y)
+                for m, n in ((1, 33), (1, 64), (2, 33), (5, 33), (17, 33)):
+                    a, w = np.full((m, k), x), np.full((k, n), y)
                     a[0, ::3], w[1::5, ::2] = -128, half - 1
                     for layout in LAYOUTS:
                         got = quant_matmul(a, lay_out(w, bits, layout), "int32")
@@ -101,7 +101,7 @@ def test_denormal_results_are_rounded_and_kept(m: int) -> None:
 @pytest.mark.parametrize("bits", BITS)
 def test_a_gated_product_is_the_gate_of_the_product(bits: int) -> None:
     n, k = 256, 576
-    for m, group in ((1, 0), (8, 0), (33, 64), (70, 0), (140, 128)):
+    for m, group in ((1, 0), (1, 96), (8, 0), (33, 64), (70, 0), (140, 128)):
         a, w = operands(m, n, k, bits)
         rng = np.random.default_rng([11, m])
         groups = -(-k // group) if group else 1
@@ -116,9 +116,9 @@ def test_a_gated_product_is_the_gate_of_the_product(bits: int) -> None:
 
 
 @pytest.mark.parametrize("bits", BITS)
-@pytest.mark.parametrize("group", (32, 64, 128, 256))
+@pytest.mark.parametrize("group", (32, 64, 96, 128, 256))
 def test_groups_are_added_in_order(bits: int, group: int) -> None:
-    for m, n, k in ((1, 64, 512), (3, 70, 576), (37, 40, 320), (12, 128, 512), (133, 96, 576)):
+    for m, n, k in ((1, 64, 512), (1, 448, 1100), (3, 70, 576), (37, 40, 320), (12, 128, 512), (133, 96, 576)):
         a, w = operands(m, n, k, bits)
         groups = -(-k // group)
         rng = np.random.default_rng([5, k])
@@ -137,6 +137,11 @@ def test_groups_are_added_in_order(bits: int, group: int) -> None:
                 weight = lay_out(w, bits, layout)
                 got = quant_matmul(a, weight, "float32", scale=scale, group=group, zero=offsets, row_scale=rows)
                 assert np.array_equal(got, expected), (m, n, k, layout, offsets is None)
+                if m == 1 and offsets is None:
+                    got = quant_matmul(
+                        a, weight, "float32", scale=scale, group=group, row_scale=rows, packed_scale=True
+                    )
+                    assert np.array_equal(got, expected), (m, n, k, layout, "int64")
 
 
 @pytest.mark.parametrize("bits", BITS)
