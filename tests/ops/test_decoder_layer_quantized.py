@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch_npu  # noqa: F401
 
 from aloft.ops import decoder_layer
 from aloft.ops.projection import DYNAMIC, WEIGHT_ONLY, Projection, described
-from aloft.quantization.layout import int4_matrix, int8_matrix, int64_scale
+from aloft.quantization.layout import int4_matrix, int8_matrix, int64_scale, single_scale
 
 HEADS, KV_HEADS, SIZE, BLOCK = 4, 2, 64, 16
 #: rows on both sides of where kernels change, and a block boundary
@@ -176,3 +177,14 @@ def test_refusals(dtype: torch.dtype) -> None:
         torch.ops.aloft.gated_matmul(x, good.weight, None, [good.scale], [DYNAMIC])
     with pytest.raises(ValueError, match="float16 and bfloat16"):
         torch.ops.aloft.gated_matmul(x.float(), good.weight, None, [good.scale, None], [DYNAMIC, 0])
+
+
+def test_scales_may_come_in_float32(dtype: torch.dtype) -> None:
+    for group in (0, 96):
+        made = int4_dynamic(288, 256, dtype, group)
+        single = replace(made, single=single_scale(made.scale))
+        assert described([single])[0][0].dtype == torch.float32
+        for rows in ROWS:
+            x = torch.randn(rows, 288).to(dtype).npu()
+            got, want = (torch.ops.aloft.gated_matmul(x, made.weight, None, *described([p])) for p in (single, made))
+            same([got], [want], f"{group}, {rows}")

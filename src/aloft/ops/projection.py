@@ -22,6 +22,7 @@ class Projection:
     bias: ``[out]`` or None. scheme: one of the above. group: inputs that share a scale, 0 for all of them.
     scale: ``[out]``, or with groups ``[groups, out]``; float32, or int64 as npu_trans_quant_param makes it, for dynamic
     products, of the model's dtype for weight-only ones. offset: like scale, added to the weights; weight-only products.
+    single: the numbers of an int64 scale in float32, half the bytes, for fused operators where the runtime has them.
     """
 
     weight: torch.Tensor
@@ -30,6 +31,7 @@ class Projection:
     group: int = 0
     scale: torch.Tensor | None = None
     offset: torch.Tensor | None = None
+    single: torch.Tensor | None = None
 
 
 def given(
@@ -50,7 +52,9 @@ def described(projections: Sequence[Projection]) -> tuple[list[torch.Tensor | No
     """The arguments ``scales`` and ``schemes`` for these projections: empty where none is quantized."""
     if all(each.scheme == FLOAT for each in projections):
         return [], []
-    scales = [part for each in projections for part in (each.scale, each.offset)]
+    scales = [
+        part for each in projections for part in (each.scale if each.single is None else each.single, each.offset)
+    ]
     return scales, [part for each in projections for part in (each.scheme, each.group)]
 
 

@@ -42,3 +42,8 @@ def output_scale(scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def int64_scale(scale: torch.Tensor) -> torch.Tensor:
     """A float32 scale of any shape as the operators with 4-bit weights take it: rounded to 19 bits, in int64."""
     return torch.ops.npu.npu_trans_quant_param(scale.flatten(), round_mode=1).view(scale.shape)
+
+
+def single_scale(packed: torch.Tensor) -> torch.Tensor:
+    """The numbers in an ``int64_scale``, float32."""
+    return packed.to(torch.int32).view(torch.float32)

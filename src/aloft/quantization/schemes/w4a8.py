@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
+from aloft.ops import decoder_layer
 from aloft.ops.projection import DYNAMIC, Projection
 from aloft.quantization.description import LayerShape
 from aloft.quantization.experts import ExpertsScheme
-from aloft.quantization.layout import int4_matrix, int64_scale, to_nz
+from aloft.quantization.layout import int4_matrix, int64_scale, single_scale, to_nz
 from aloft.quantization.linear import LinearScheme
 from aloft.quantization.registry import EXPERTS, HEAD, LINEAR, register
 from aloft.quantization.weight import QuantizedWeight, spread
@@ -38,11 +39,14 @@ class DynamicInt4Weights(LinearScheme):
         self.group = weight.group
         # hardware reads FRACTAL_NZ with a scale a row, groups of 256 from plain rows
         nz = self.nz and weight.group != _HARDWARE_GROUP
-        scale = weight.scale.t() if weight.group else weight.scale.flatten()
-        return {"packed": int4_matrix(weight.values, nz), "scale": int64_scale(scale.contiguous())}
+        scale = int64_scale((weight.scale.t() if weight.group else weight.scale.flatten()).contiguous())
+        made = {"packed": int4_matrix(weight.values, nz), "scale": scale}
+        # what each step reads of its scales is a seventh of its bytes with groups of 96, in int64
+        return made | {"single_scale": single_scale(scale)} if decoder_layer.native() else made
 
     def projection(self, layer: Any, bias: torch.Tensor | None) -> Projection:
-        return Projection(layer.packed, bias, DYNAMIC, self.group, layer.scale)
+        single = getattr(layer, "single_scale", None)
+        return Projection(layer.packed, bias, DYNAMIC, self.group, layer.scale, single=single)
 
 
 @register("w4a8", EXPERTS)
@@ -65,7 +69,7 @@ class DynamicInt4WeightsExperts(ExpertsScheme):
     def pack(self, weight: QuantizedWeight, shape: LayerShape) -> dict[str, torch.Tensor]:
         _check(weight, shape)
         scale = int64_scale(weight.scale.t().contiguous())
-        rounded = scale.to(torch.int32).view(torch.float32).t()
+        rounded = single_scale(scale).t()
         eights = 8 * (weight.values.float() * spread(rounded, weight.values)).sum(1)
         return {"packed": int4_matrix(weight.values), "scale": scale, "eights": eights}
 
