@@ -183,15 +183,18 @@ def test_written(scheme, form, kind, tied, changes, model, text, tmp_path):
     del llm
 
 
+@pytest.mark.parametrize("packing", [2, 1])
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
-def test_gguf(kind, model, tmp_path, monkeypatch):
-    """A tied table keeps its codes, for the rows and for the head."""
+def test_gguf(kind, packing, model, tmp_path, monkeypatch):
+    """A tied table keeps its codes; the head has a float copy, or none where nothing is to be packed."""
     import test_gguf
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     folder = test_gguf.beside(small(model, tmp_path / "small", True), tmp_path / "served")
     values = test_gguf.write(tmp_path / "small", folder / "tiny.gguf", "Q8_0", {"token_embd.weight": kind})
-    llm = check(folder, values[TABLE], True)
+    llm = check(folder, values[TABLE], True, additional_config={"weight_nz_mode": packing})
+    head = next(each for name, each in _modules(llm) if name == "lm_head").quant_method.head
+    assert (head is not None) == (packing == 2)
     table = next(each for name, each in _modules(llm) if name.endswith("embed_tokens"))
     assert table.packed.nbytes == (VOCABULARY + 63) // 64 * 64 * HIDDEN * (8 if kind == "Q8_0" else 4) // 8
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import torch
 
+from aloft.ops.compact import compact
 from aloft.ops.projection import DYNAMIC, WEIGHT_ONLY, Projection
 from aloft.quantization.description import LayerShape
-from aloft.quantization.layout import int8_matrix
+from aloft.quantization.layout import int8_matrix, to_nz
 from aloft.quantization.linear import LinearScheme
 from aloft.quantization.weight import QuantizedWeight
 
@@ -20,7 +22,7 @@ class Table(LinearScheme):
     """``rows[t] = (codes[id of t] + offset) * scale``, the weights' own rounding to 4 or 8 bits undone.
 
     The table stays as it is looked up: ``[vocab, hidden]`` int8, or int4 packed along the features in int32
-    ``[vocab, hidden / 8]``. A tied head multiplies with its transposed view, so that there is one table in memory.
+    ``[vocab, hidden / 8]``. A tied head can multiply with its transposed view.
     """
 
     operators: ClassVar[tuple[str, ...]] = ("aten::index_select", "npu::npu_weight_quant_batchmatmul")
@@ -77,10 +79,21 @@ class Table(LinearScheme):
         """The product of a tied head with activations in int8: with the table's own codes where a row has one scale."""
         if self.bits == 8 and not self.group and not hasattr(layer, "offset"):
             return Projection(layer.packed.t(), None, DYNAMIC, 0, layer.scale.float())
-        ids = torch.arange(layer.packed.shape[0], device=layer.packed.device)
-        parts = [torch.ops.npu.npu_dynamic_quant(self.rows(layer, part)) for part in ids.split(_ROWS)]
+        parts = [torch.ops.npu.npu_dynamic_quant(part) for part in self._all(layer)]
         codes, scale = (torch.cat(each) for each in zip(*parts, strict=True))
         return Projection(int8_matrix(codes, self.nz), None, DYNAMIC, 0, scale)
+
+    def float_head(self, layer: Any, compacted: bool) -> Projection:
+        """The product of a tied head with a dequantized copy in FRACTAL_NZ, ``compacted`` where the runtime can."""
+        packed = to_nz(torch.cat(list(self._all(layer))).t().contiguous())
+        if compacted:
+            compact(packed)
+        return Projection(packed)
+
+    def _all(self, layer: Any) -> Iterator[torch.Tensor]:
+        """All rows, some at a time."""
+        ids = torch.arange(layer.packed.shape[0], device=layer.packed.device)
+        return (self.rows(layer, part) for part in ids.split(_ROWS))
 
 
 def _by_row(numbers: torch.Tensor) -> torch.Tensor:

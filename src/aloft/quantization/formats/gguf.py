@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from aloft.quantization.description import LayerScheme
 from aloft.quantization.formats.modelslim_storage import NibbleStorage
-from aloft.quantization.gguf.blocks import BITS, FLOATS, GROUP
+from aloft.quantization.gguf.blocks import BITS, FLOATS, GROUP, keeps_codes
 from aloft.quantization.gguf.index import Index
 from aloft.quantization.gguf.names import ARCHITECTURES, FREQUENCIES, TABLES, checkpoint_name
 
@@ -22,7 +22,9 @@ class BlockStorage(NibbleStorage):
 
 
 class Gguf:
-    """The description of one file. Tables of other types than layers can have are dequantized when they are loaded.
+    """The description of one file. Heads are dequantized when they are loaded, whose float product is faster.
+
+    So are embedding tables of other types than layers can have.
 
     Raises:
         ValueError: the architecture or a tensor's type is not served; file, tensor and type are named.
@@ -45,7 +47,7 @@ class Gguf:
                     f"{self.file}: tensor {name} has the type {entry.kind}; served are {', '.join((*BITS, *FLOATS))}."
                 )
             layer, _, part = checkpoint_name(name).rpartition(".")
-            if part == "weight" and (name not in TABLES or entry.kind in BITS):
+            if part == "weight" and (name not in TABLES or keeps_codes(name, entry.kind)):
                 self.types[layer], self.tensors[layer] = entry.kind, name
 
     def names(self) -> set[str]:
@@ -57,7 +59,7 @@ class Gguf:
 
     def linear(self, name: str, shards: Sequence[str]) -> LayerScheme | None:
         """Parts of a fused layer may differ in their type: the widest holds them all."""
-        if name.rpartition(".")[2] == "lm_head" and name not in self.types:
+        if name.rpartition(".")[2] == "lm_head":
             return None
         missing = [shard for shard in shards if shard not in self.types]
         if missing:

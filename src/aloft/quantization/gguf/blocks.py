@@ -20,6 +20,11 @@ BITS = {"Q8_0": 8, "Q4_0": 4, "Q4_1": 4}
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
+def keeps_codes(name: str, kind: str) -> bool:
+    """Whether a tensor of this name in the file, and of this type, is served as codes and scales."""
+    return kind in BITS and name != "output.weight"
+
+
 def split(raw: numpy.ndarray, kind: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Codes int8 ``[N, K]`` (4-bit ones from -8 to 7), scale and offset float32 ``[N, K / 32]``.
 

@@ -48,7 +48,7 @@ def tensors(index: Index, config: Any) -> Generator[tuple[str, torch.Tensor], No
             continue
         target = checkpoint_name(name)
         kind = head_kind(name) if index.architecture in PERMUTED else ""
-        if entry.kind in blocks.BITS:
+        if blocks.keeps_codes(name, entry.kind):
             layer = target.removesuffix("weight")
             parts = blocks.split(index.bytes(name), entry.kind)
             for part, values in zip(("weight", "weight_scale", "weight_offset"), parts, strict=True):
