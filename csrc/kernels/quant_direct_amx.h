@@ -1,5 +1,15 @@
-// Up to 32 rows times weights that are read once, on tiles: a step of 64 values of k is put in order in the first level
-// while the step before is multiplied.
+// Up to 32 rows of int8 times int8 or int4 weights that are read once (decode): memory first.
+//
+// Blocking: one or two row tiles of 16 (4, 5; read from where they lie) x two panels of 16 columns (6, 7), their sums
+// in tiles 0-3, for all of k in steps of 64. A weight tile wants four values of k of a column side by side, FRACTAL_NZ
+// has lines of 32 bytes, one k each: four lines are two registers, one byte permutation makes a row of each of the two
+// tiles. Step s + 1 is put in order into a ring in the first level while step s multiplies, the memory kFetched further
+// on is fetched meanwhile, and nothing is kept: each weight is read once, by one thread. At a group's end (k % 32 == 0:
+// half a step is filled up with zeros) the sums are stored and begin anew. int4: a byte holds two columns; both
+// nibbles become signed bytes times 16 by one shift and one mask, even columns in one tile and odd ones in the other.
+// The 64 columns of a line are four tiles of weights, one after the other, where one row tile leaves tiles for their
+// sums (so that lines are read evenly); with two, each half of the line is a pass of its own, the second from the
+// caches. put_in_order() takes the 16 off and zips even and odd columns.
 #pragma once
 #include <algorithm>
 

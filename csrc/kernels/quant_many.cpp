@@ -1,3 +1,15 @@
+// Many rows of int8 (more than 32) times int8 or int4 weights.
+//
+// Blocking: a thread has some rows (so few that they stay in L2 beside the rest, quant_matmul.cpp) and a run of units,
+// the 32 or 64 columns that are packed together. Of a unit, pair of panels by pair of 16 columns, block by block of up
+// to 32 rows, group by group, k goes through the tile unit in steps of 64: 32 x 32 sums stay in four tiles
+// (quant_stream_amx.cpp), weights come from where they were packed, 1 KiB for each panel and step (a "slice"), rows
+// from where they lie; where a pair's weights fit the first level rows do not push them out of it. Sums of a group are
+// stored while the next block or group begins. The tile unit never waits: beside each step some rows of the block
+// before are finished (scales, zero points, bias, rounding, SwiGLU), an equal share of the next unit is packed into the
+// other of two buffers, and as much of the one after that is fetched into L2. Three units are known at a time, because
+// the last results of one wait while the next is multiplied and the third packed. Only the first is packed as it is
+// wanted. Sums of up to four groups wait and become floats together.
 #include "kernels/quant_many.h"
 
 #include <algorithm>

@@ -1,3 +1,13 @@
+// 16-bit activations times int8 or int4 weights, widened in registers.
+//
+// Blocking: the rows are widened to fp32 once, with zeros behind k, and the sums of their groups taken where there are
+// zero points. Then blocks of up to 256 rows (fewer where the threads would go without) x 64 columns, in parallel; k is
+// never split between threads. A block goes through k group by group, at most 512 values at a time: they are packed as
+// for the integer products, panels of 16 columns, four values of k of a column side by side, int8 (32 KiB for the four
+// panels, the first level), and all rows are multiplied by them in tiles of registers (quant_widen_avx512.cpp,
+// quant_widen_avx2.cpp): one packing for 256 rows. A single row is bound by memory: it takes FRACTAL_NZ as it lies
+// (`direct`), without packing. At a group's end the zero points and scales of that group make fp32 sums of it; at the
+// end of k come bias and rounding. The 64 columns by 256 rows of both kinds of sums are 128 KiB, in L2.
 #include "kernels/quant_widen.h"
 
 #include <algorithm>

@@ -1,3 +1,9 @@
+// Blocking: tiles of up to 5 rows x one panel of 16 columns, two registers of sums a row, ten in all. A line of 64
+// bytes holds four values of k of 16 columns, a value in each byte of a lane: two registers are read for four k, and
+// each byte in turn becomes a float by a shift up, an arithmetic shift down and a conversion, once for the five rows,
+// whose values are broadcast from memory. k from front to back in one chain of fused multiply-adds for every element,
+// as quant_widen.h has it: no second chain that would hide latency, ten independent ones do. Panel by panel, all rows
+// of the block each: the panel's 8 KiB stay in the first level.
 #include <immintrin.h>
 
 #include "kernels/quant_widen_impl.h"

@@ -1,3 +1,11 @@
+// Blocking: tiles of up to 11 rows x 2 panels of 16 columns, or of up to 5 rows x 4, a register of sums for each row
+// and panel: 20 to 22 independent chains, more than the two units with their latency of four need, and registers left
+// for the weights. Rows are split into tiles of about equal height. A line of 64 bytes is one register, four values of
+// k of 16 columns, a value in each byte of a lane; each byte in turn becomes a float by a shift up, an arithmetic shift
+// down and a conversion, once for all rows of the tile, whose values are broadcast from memory. Every element is one
+// chain over k, front to back (quant_widen.h). One row (`direct`): 64 columns as they lie in FRACTAL_NZ, kAhead fetched
+// in front. int8: 16 bytes are widened at a time. int4: nibbles are looked up in a register of the 16 floats, even and
+// odd columns in sums of their own, which are zipped at the end.
 #include <immintrin.h>
 
 #include "kernels/quant_widen_impl.h"
