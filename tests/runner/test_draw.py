@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from aloft.ops import draw as draw_ops
-from aloft.runner import seeds
+from aloft.runner import sampling, seeds
 from aloft.runner.draw import block_width, draw, numbers_for
 from aloft.runner.random_stage import WORDS, RandomInputs, RandomStage
 
@@ -67,6 +67,30 @@ def test_a_row_with_a_generator_depends_on_it_alone():
     assert many == [alone] * 3
     free = {tuple(draw(probs, {2: seeded()}).tolist()) for _ in range(5)}
     assert len(free) > 1
+
+
+def test_a_row_gets_the_same_token_whichever_of_its_neighbours_sample():
+    """With a generator or without: a prompt that goes on beside it uses up its number."""
+    torch.manual_seed(0)
+    logits = (2 * torch.randn(5, 640)).npu()
+    metadata = SimpleNamespace(
+        temperature=torch.tensor([1.0, 0.5, 0.0, 2.0, 1.0]).npu(),
+        top_k=torch.tensor([640, 50, 640, 640, 90], dtype=torch.int32).npu(),
+        top_p=None,
+        generators={3: torch.Generator(device="npu")},
+    )
+
+    def drawn(seed, logits, rows=None):
+        torch.manual_seed(seed)
+        metadata.generators[3].manual_seed(seed)
+        return sampling.random(logits, metadata, rows).sampled_token_ids[:, 0].tolist()
+
+    for rows in ([0, 1, 2, 3, 4], [1, 4], [3], [0, 2, 3]):
+        chosen = torch.tensor(rows, dtype=torch.int32).npu()
+        for seed in range(4):
+            every = drawn(seed, logits)
+            assert drawn(seed, logits.index_select(0, chosen), chosen) == [every[row] for row in rows]
+    assert len({tuple(drawn(seed, logits)) for seed in range(4)}) > 1
 
 
 def test_the_numbers_of_a_closed_step_are_those_of_the_generators():

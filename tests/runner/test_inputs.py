@@ -48,14 +48,31 @@ def test_mixed_rows(requests, chunk):
     assert common.query_start_loc.tolist() == [0, chunk, chunk + 1, chunk + 21]
     assert common.seq_lens.tolist() == [chunk, 33, 50]
     assert inputs.finishing.tolist() == [False, True, True]
-    assert inputs.logits_rows.tolist() == [chunk - 1, chunk, chunk + 20]
+    assert inputs.logits_rows.tolist() == [chunk, chunk + 20], "the prompt of a goes on: nobody asks for its logits"
+    assert inputs.part.rows.tolist() == [1, 2] and inputs.part.places.tolist() == [0, 0, 1]
 
 
 def test_pure_decode_needs_no_gather_of_rows(requests):
     counts = {"a": 1, "b": 1}
     requests.update(step(counts, [new("a", [5], [1]), new("b", [6], [2])]))
     inputs = build(requests, counts)
-    assert inputs.logits_rows is None and inputs.input_ids.tolist() == [5, 6]
+    assert inputs.logits_rows is None and inputs.part is None and inputs.input_ids.tolist() == [5, 6]
+
+
+def test_prompts_that_go_on_by_one_token_have_no_logits(requests):
+    counts = {"a": 1, "b": 1, "c": 1}
+    news = [new("a", range(9), [1]), new("b", [6], [2]), new("c", range(5), [3], computed=2)]
+    requests.update(step(counts, news))
+    inputs = build(requests, counts)
+    assert inputs.logits_rows.tolist() == [1]
+    assert inputs.part.rows.tolist() == [1] and inputs.part.places.tolist() == [0, 0, 0]
+
+
+def test_no_row_samples(requests):
+    counts = {"a": 4, "b": 2}
+    requests.update(step(counts, [new("a", range(9), [1]), new("b", range(9), [2])]))
+    inputs = build(requests, counts)
+    assert not inputs.finishing.any() and inputs.logits_rows.tolist() == inputs.part.rows.tolist() == []
 
 
 @pytest.mark.parametrize("moved", [False, True])

@@ -24,6 +24,14 @@ from aloft.runner.sampled import SampledTokens
 
 
 @dataclass(slots=True)
+class Part:
+    """The F of a step's B rows that sample, where some do not because their prompt goes on."""
+
+    rows: torch.Tensor  # int32 [F], in the batch
+    places: torch.Tensor  # int32 [B], of a row of the batch among them; 0 for one that does not sample
+
+
+@dataclass(slots=True)
 class StepInputs:
     """Device tensors and host lengths of one step over B rows and T tokens."""
 
@@ -31,12 +39,13 @@ class StepInputs:
     num_tokens: int
     positions: torch.Tensor  # int64 [T]
     input_ids: torch.Tensor  # int32 [T]
-    logits_rows: torch.Tensor | None  # int32 [B], last token of every row; None when T == B
+    logits_rows: torch.Tensor | None  # int32 [F], last token of every row that samples; None when F == T
     finishing: np.ndarray  # bool [B]: the row's known tokens end with this step, so it samples
     all_finishing: bool
     offsets: np.ndarray  # int32 [B + 1], start of every row
     common: list[CommonAttentionMetadata]  # one per KV cache group; empty for a captured step
     lengths: np.ndarray | None = None  # int32, of a captured step: tokens in the cache, padding included
+    part: Part | None = None  # whose logits an eager step computes; None: those of every row
 
 
 @dataclass(slots=True)
@@ -159,13 +168,20 @@ class InputBuilder:
         slots = [cut.take(self._slots(table, rows, positions))[1] for table in self.tables]
         starts_host, starts = cut.take(offsets)
         lengths_host, lengths_device = cut.take(lengths)
-        logits_rows = None if total == count else cut.take(offsets[1:] - 1)[1]
+        finishing = lengths >= batch.num_tokens_no_spec[:count]
+        all_finishing = bool(finishing.all())
+        part, last = None, offsets[1:] - 1
+        if not all_finishing:
+            places = np.cumsum(finishing, dtype=np.int32) - 1
+            places[~finishing] = 0
+            part = Part(cut.take(np.flatnonzero(finishing))[1], cut.take(places)[1])
+            last = last[finishing]
+        logits_rows = None if total == count and all_finishing else cut.take(last)[1]
         del ids_host
         cut.send()
         self._sent(stage, blocks_changed)
         self._take_from_device(input_ids, sampled, offsets, lengths)
 
-        finishing = lengths >= batch.num_tokens_no_spec[:count]
         max_query, max_length = int(scheduled.max()), int(lengths.max())
         common = [
             CommonAttentionMetadata(
@@ -190,9 +206,10 @@ class InputBuilder:
             input_ids=input_ids,
             logits_rows=logits_rows,
             finishing=finishing,
-            all_finishing=bool(finishing.all()),
+            all_finishing=all_finishing,
             offsets=offsets,
             common=common,
+            part=part,
         )
 
     def dummy(self, count: int) -> tuple[torch.Tensor, torch.Tensor, list[CommonAttentionMetadata]]:

@@ -27,9 +27,9 @@ from aloft import models
 from aloft.attention import captured
 from aloft.attention.captured import CapturedAttention
 from aloft.config import AloftConfig
-from aloft.ops import draw as draw_ops
-from aloft.runner import ahead, grammar, kv, sampling, seeds
+from aloft.runner import ahead, kv, sampling
 from aloft.runner.ahead import StepAhead
+from aloft.runner.choice import Choice
 from aloft.runner.graphs import DecodeGraph, DecodeGraphs
 from aloft.runner.groups import CacheGroups
 from aloft.runner.inputs import DecodeInputs, InputBuilder, StepInputs
@@ -47,7 +47,7 @@ class _Executed:
     step: SchedulerOutput
     inputs: StepInputs
     hidden_states: torch.Tensor
-    logits: torch.Tensor | None  # None: no row of the step samples; may have more rows than the batch
+    logits: torch.Tensor | None  # of the rows of inputs.part, perhaps with padding; None: no row samples
     tokens: torch.Tensor | None = None  # int32 [B, 1], where the step itself took the arg-max
     graph: DecodeGraph | None = None  # that ran it
     values: np.ndarray | None = None  # int32 [B], the tokens, where the host knows one for every row
@@ -64,8 +64,6 @@ class ModelRunner:
         self.asynchronous = bool(vllm_config.scheduler_config.async_scheduling)
         self.max_num_reqs = vllm_config.scheduler_config.max_num_seqs
         self.max_num_tokens = vllm_config.scheduler_config.max_num_batched_tokens
-        self.sampler = sampling.AloftSampler(self.model_config.logprobs_mode, self.model_config.use_fp64_gumbel)
-        self.one_operator = draw_ops.native() and not self.model_config.use_fp64_gumbel
         self._model: Any = None
         self.kv_caches: dict[str, kv.Cache] = {}
         self.groups: CacheGroups | None = None
@@ -126,6 +124,7 @@ class ModelRunner:
         prompt_logprobs = PromptLogprobs(model.get_vocab_size(), model.logprobs_mode, self._logits)
         self.requests = Requests(self.batch, self.device, prompt_logprobs, has_custom)
         layers = kv.attention_layers(self.vllm_config)
+        self.choice = Choice(self.requests, model)
         self.inputs = InputBuilder(self.batch, self.max_num_tokens, self.device, not kv.has_fp8(layers))
         self.own_stream = OwnStream(self.device)
         self.stream = self.own_stream.stream
@@ -142,7 +141,7 @@ class ModelRunner:
                 self.inputs.decode_inputs,
                 self._run_captured,
                 self.inputs.closed_stage,
-                self.inputs.random_stage if self.one_operator else None,
+                self.inputs.random_stage if self.choice.one_operator else None,
             )
 
     # ---- one step -----------------------------------------------------------------------------------------------
@@ -184,10 +183,8 @@ class ModelRunner:
     def _execute(self, step: SchedulerOutput) -> None:
         requests, batch = self.requests, self.batch
         if self.graphs is not None and step.total_num_scheduled_tokens == batch.num_reqs:
-            metadata = batch.sampling_metadata
-            greedy = not requests.fancy and sampling.is_plainly_greedy(metadata)
             closed = not requests.sampled.pending
-            graph = self.graphs.find(batch.num_reqs, greedy, closed, random=self._samples_plainly())
+            graph = self.graphs.find(batch.num_reqs, self.choice.is_greedy(), closed, random=self.choice.is_random())
             if graph is not None:
                 self.executed = self._replay(step, graph)
                 return
@@ -314,7 +311,7 @@ class ModelRunner:
         if executed.tokens is not None and grammar_output is None:
             sampled = SamplerOutput(executed.tokens, None)
         else:
-            sampled = self._sample(executed.logits[: inputs.num_reqs], grammar_output)
+            sampled = self.choice.tokens(executed.logits[: inputs.num_reqs], inputs.part, grammar_output)
         logprobs = sampled.logprobs_tensors.to_cpu_nonblocking() if sampled.logprobs_tensors is not None else None
         device = sampled.sampled_token_ids
         tokens = self.copies.send(device, readers=2)
@@ -323,30 +320,6 @@ class ModelRunner:
         self.requests.sampled.add(device, tokens.numpy, tokens.ready, rows, tracked, tokens.read)
         result = StepOutput(output, tokens, logprobs, unfinished)
         return result if self.asynchronous else result.get_output()
-
-    def _sample(self, logits: torch.Tensor, grammar_output: GrammarOutput | None) -> SamplerOutput:
-        requests, metadata = self.requests, self.batch.sampling_metadata
-        if grammar_output is not None:
-            grammar.apply(grammar_output, self.batch.req_id_to_index, logits)
-        if not requests.fancy and sampling.is_plainly_greedy(metadata):
-            return sampling.greedy(logits)
-        if requests.tracked:
-            requests.sampled.settle(wait=True)
-        plain = grammar_output is None and self._samples_plainly()
-        for generator, seed, position in requests.positions_of_seeded():
-            seeds.reseed(generator, seed, position)
-        if plain:
-            return sampling.random(logits, metadata)
-        return self.sampler(logits=logits, sampling_metadata=metadata)
-
-    def _samples_plainly(self) -> bool:
-        """Whether tokens are drawn by nothing but temperature, top-k and top-p, in one operator."""
-        requests = self.requests
-        return (
-            self.one_operator
-            and not (requests.fancy or requests.shaped)
-            and sampling.is_plainly_random(self.batch.sampling_metadata)
-        )
 
     def _prompt_logprobs(self, executed: _Executed) -> dict[str, Any]:
         collector = self.requests.prompt_logprobs

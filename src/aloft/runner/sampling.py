@@ -75,13 +75,18 @@ def is_plainly_greedy(metadata: SamplingMetadata) -> bool:
     return metadata.all_greedy and _is_plain(metadata)
 
 
-def random(logits: torch.Tensor, metadata: SamplingMetadata) -> SamplerOutput:
-    """A token for every row of logits ``[B, V]`` by its temperature, top-k and top-p, in one operator."""
+def random(logits: torch.Tensor, metadata: SamplingMetadata, rows: torch.Tensor | None = None) -> SamplerOutput:
+    """A token for every row of logits ``[B, V]`` by its temperature, top-k and top-p, in one operator.
+
+    rows: int32 ``[F]``, of the batch, where the logits ``[F, V]`` are of these. The others use up a random number too:
+    a row's number does not depend on which of its neighbours sample.
+    """
     assert metadata.temperature is not None
-    rows, vocabulary = logits.shape
-    numbers = numbers_for(rows, metadata.generators, logits.device)
-    tokens = draw_ops.sample(logits, metadata.temperature, metadata.top_k, metadata.top_p, numbers, pieces(vocabulary))
-    return SamplerOutput(tokens, None)
+    numbers = numbers_for(len(metadata.temperature), metadata.generators, logits.device)
+    given = metadata.temperature, metadata.top_k, metadata.top_p, numbers
+    if rows is not None:
+        given = tuple(None if each is None else each.index_select(0, rows) for each in given)  # type: ignore[assignment]
+    return SamplerOutput(draw_ops.sample(logits, *given, pieces(logits.shape[1])), None)
 
 
 def captured(logits: torch.Tensor, inputs: RandomInputs) -> torch.Tensor:
