@@ -174,9 +174,11 @@ def _config(**changes):
             "is_hybrid",
             "has_inner_state",
             "enable_sleep_mode",
+            "sleep_preserve_parameter_names",
+            "sleep_mode_offload_cudagraph",
             "enable_prompt_embeds",
         ]
-    ) | {"runner_type": "generate", "model": "M", "dtype": torch.bfloat16}
+    ) | {"runner_type": "generate", "model": "M", "dtype": torch.bfloat16, "sleep_mode_backend": "cumem"}
     top = dict.fromkeys(
         ("lora_config", "speculative_config", "kv_transfer_config", "weight_transfer_config", "aux_output_config")
     )
@@ -218,7 +220,9 @@ def _config(**changes):
         ({"weight_transfer_config": object()}, "--weight-transfer-config"),
         ({"kv_offloading_size": 1.0}, "--kv-offloading-size"),
         ({"runner_type": "pooling"}, "--runner"),
-        ({"enable_sleep_mode": True}, "--enable-sleep-mode"),
+        ({"enable_sleep_mode": True, "sleep_mode_backend": "criu"}, "--sleep-mode-backend criu"),
+        ({"enable_sleep_mode": True, "sleep_preserve_parameter_names": ["*"]}, "--sleep-preserve-parameter-names"),
+        ({"enable_sleep_mode": True, "sleep_mode_offload_cudagraph": True}, "--sleep-mode-offload-cudagraph"),
         ({"enable_prompt_embeds": True}, "--enable-prompt-embeds"),
         ({"is_multimodal_model": True}, "--model"),
         ({"is_encoder_decoder": True}, "--model"),
@@ -240,6 +244,7 @@ def test_limit_is_one_sentence_naming_the_flag(change, flag):
 def test_a_plain_configuration_is_accepted():
     limits.check(_config())
     limits.check(_config(cache_dtype="fp8"))
+    limits.check(_config(enable_sleep_mode=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int8])
@@ -316,7 +321,7 @@ def test_refused_worker_methods_raise_a_sentence():
     from aloft.runner.worker import AloftWorker
 
     worker = object.__new__(AloftWorker)
-    for call in (worker.sleep, worker.execute_dummy_batch, worker.list_loras, worker.compute_weight_checksums):
+    for call in (worker.execute_dummy_batch, worker.reset_weights, worker.list_loras, worker.compute_weight_checksums):
         with pytest.raises(UnsupportedFeature, match=r"^aloft does not support .*\.$"):
             call()
 

@@ -41,7 +41,7 @@ WITHOUT_EFFECT: dict[str, str] = {
     "recompute_scheduler_enable": _SCHED,
     "eplb_config": _MOE,
     "rl_config": _LATER,
-    "enable_sleep_mode_extra_cleanup": _LATER,
+    "enable_sleep_mode_extra_cleanup": "a sleep always drops captured steps, and there are no communicators",
     "rejection_sampler_config": "speculative decoding is not implemented yet",
     "dynamic_spec_config": "speculative decoding is not implemented yet",
     "sparse_kv_offload_config": "KV offload is not implemented yet",

@@ -98,11 +98,20 @@ def _cache_dtype_refusals(config: VllmConfig, model: ModelConfig) -> Iterator[st
         )
 
 
+def _sleep_refusals(model: ModelConfig) -> Iterator[str]:
+    if model.sleep_mode_backend != "cumem":
+        yield f"aloft has a sleep mode of its own: remove --sleep-mode-backend {model.sleep_mode_backend}."
+    if model.sleep_preserve_parameter_names:
+        yield "aloft keeps all weights in a sleep or none: remove --sleep-preserve-parameter-names."
+    if model.sleep_mode_offload_cudagraph:
+        yield "aloft captures steps anew after a sleep: remove --sleep-mode-offload-cudagraph."
+
+
 def _model_refusals(model: ModelConfig) -> Iterator[str]:
     if model.runner_type != "generate":
         yield f"aloft does not support pooling models yet: --runner must be generate, not {model.runner_type}."
     if model.enable_sleep_mode:
-        yield "aloft does not support sleep mode yet: remove --enable-sleep-mode."
+        yield from _sleep_refusals(model)
     if model.enable_prompt_embeds:
         yield "aloft does not support prompt embeddings yet: remove --enable-prompt-embeds."
     if model.is_encoder_decoder:

@@ -107,7 +107,9 @@ class AloftPlatform(Platform):
         return torch.inference_mode(mode=True)
 
     def is_sleep_mode_available(self) -> bool:
-        return False
+        from aloft.ops import storage
+
+        return storage.native()
 
     @classmethod
     def support_hybrid_kv_cache(cls) -> bool:

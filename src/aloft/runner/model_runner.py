@@ -37,6 +37,7 @@ from aloft.runner.logprobs import PromptLogprobs
 from aloft.runner.output import StepOutput
 from aloft.runner.own_stream import OwnStream
 from aloft.runner.requests import Requests
+from aloft.runner.sleep import Sleep
 from aloft.runner.token_copies import TokenCopies
 
 
@@ -72,6 +73,8 @@ class ModelRunner:
         self.names: tuple[list[str], dict[str, int]] | None = None  # ids of the rows, and the rows of the ids
         self.graphs: DecodeGraphs | None = None
         self.ahead: StepAhead | None = None  # where the next step may begin before it is asked for
+        self.rest = Sleep(self)
+        self.block_size = vllm_config.cache_config.block_size  # of the layers; vLLM puts its scheduler's there later
 
     # ---- start-up -----------------------------------------------------------------------------------------------
 
@@ -79,8 +82,8 @@ class ModelRunner:
         self._model = models.fuse(get_model(vllm_config=self.vllm_config), self.config.fusion_level, self.vllm_config)
 
     def get_kv_cache_spec(self) -> dict[str, KVCacheSpec]:
-        specs, self.shared_layers = kv.layers_and_specs(self.vllm_config)
-        return specs
+        self.specs, self.shared_layers = kv.layers_and_specs(self.vllm_config)
+        return self.specs
 
     @torch.inference_mode()
     def profile(self, num_tokens: int) -> None:
@@ -95,12 +98,15 @@ class ModelRunner:
     def initialize_kv_cache(self, config: KVCacheConfig) -> None:
         """Allocates and binds the cache, and builds everything that depends on its plan."""
         npu.empty_cache()  # what loading left, such as the transposed copy of the head
-        layers = kv.attention_layers(self.vllm_config)
-        shared = self.shared_layers
         self.kv_caches = kv.allocate(config, self.device, cast(torch.dtype, self.model_config.dtype))
-        kv.bind(self.kv_caches, shared, layers)
-        self.groups = CacheGroups(config, shared, layers, self.vllm_config, self.device)
+        self.kv_cache_config = config
+        self.bind_caches()
         self._build_batch(config)
+
+    def bind_caches(self) -> None:
+        layers, shared = kv.attention_layers(self.vllm_config), self.shared_layers
+        kv.bind(self.kv_caches, shared, layers)
+        self.groups = CacheGroups(self.kv_cache_config, shared, layers, self.vllm_config, self.device)
 
     def _build_batch(self, config: KVCacheConfig) -> None:
         model = self.model_config

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import functools
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
@@ -28,8 +28,9 @@ from vllm.v1.worker.worker_base import CompilationTimes, WorkerBase
 
 from aloft import config
 from aloft.errors import NotEnoughMemory, UnsupportedFeature
-from aloft.runner import memory, parent
+from aloft.runner import memory, parent, reload
 from aloft.runner.model_runner import ModelRunner
+from aloft.runner.sleep import TAGS, WEIGHTS
 from aloft.runner.threads import ThreadShare
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 
 logger = init_logger("vllm.aloft.worker")
+_PAUSED = "The scheduler may be paused by now: POST /wake_up, or LLM.wake_up(), resumes it."
 
 
 @functools.cache
@@ -154,6 +156,9 @@ class AloftWorker(WorkerBase):
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput | None:
         self.threads.poll()
+        rest = self.model_runner.rest
+        if not rest.awake and scheduler_output.total_num_scheduled_tokens:
+            rest.ready()
         with self.model_runner.own_stream.selected():
             return self.model_runner.execute_model(scheduler_output)
 
@@ -180,6 +185,8 @@ class AloftWorker(WorkerBase):
     def get_model(self) -> nn.Module:
         model = self.model_runner.model
         assert model is not None
+        if WEIGHTS in self.model_runner.rest.away:  # reading memory that is not there ends the process
+            raise RuntimeError(f"The weights are asleep: wake_up(tags=['{WEIGHTS}']) comes before their use.")
         return model
 
     def apply_model(self, fn: Callable[[nn.Module], Any]) -> Any:
@@ -220,6 +227,62 @@ class AloftWorker(WorkerBase):
         if threads is not None:
             threads.close()
 
+    # ---- sleep and new weights ----------------------------------------------------------------------------------
+
+    def sleep(self, level: int = 1) -> None:
+        """Gives device memory back; the engine has paused its scheduler before it asks.
+
+        Args:
+            level: 1: weights are kept in host memory. 2: they are given up, and zeros until others are loaded.
+
+        Raises:
+            ValueError: another level, or the engine was not started with --enable-sleep-mode.
+        """
+        self._require_sleep_mode()
+        if level not in (1, 2):
+            raise ValueError(f"The level of a sleep must be 1 or 2, not {level}. {_PAUSED}")
+        self.model_runner.rest.sleep(level)
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        """Gets device memory again. tags: of ``weights`` and ``kv_cache``, None for both.
+
+        Raises:
+            ValueError: other tags, or no sleep mode; NotEnoughMemory: there is no room now.
+        """
+        self._require_sleep_mode()
+        self.model_runner.rest.wake_up(TAGS if tags is None else tags)
+
+    def discard(self, tags: tuple[str, ...]) -> None:
+        """Gives up the memory of some tags, content and all, until ``wake_up``."""
+        self._require_sleep_mode()
+        self.model_runner.rest.discard(tags)
+
+    def _require_sleep_mode(self) -> None:
+        if not self.model_config.enable_sleep_mode:
+            raise ValueError(f"Start the engine with --enable-sleep-mode to do that. {_PAUSED}")
+
+    def reload_weights(
+        self,
+        weights_iterator: Iterable[tuple[str, torch.Tensor]] | None = None,
+        weights_path: str | None = None,
+        is_checkpoint_format: bool = True,
+    ) -> None:
+        """Replaces the weights, in place of a restart; arguments as vLLM's own worker has them.
+
+        Args:
+            weights_iterator: names and tensors as in a checkpoint, all of them. weights_path: a folder of the same
+                architecture and kind of quantization. Neither: the folder the weights came from last.
+
+        Raises:
+            ValueError: both are given, or the weights do not fit; the engine then has its old ones.
+            RuntimeError: the weights are asleep.
+        """
+        if not is_checkpoint_format:
+            raise UnsupportedFeature("aloft loads weights as they are in checkpoints: leave out is_checkpoint_format.")
+        if weights_iterator is not None and weights_path is not None:
+            raise ValueError("reload_weights takes weights_iterator or weights_path, not both.")
+        reload.reload(self.model_runner, weights_iterator, weights_path)
+
     # ---- refused ------------------------------------------------------------------------------------------------
 
     @staticmethod
@@ -238,19 +301,6 @@ class AloftWorker(WorkerBase):
     def list_loras(self) -> set[int]:
         self._refuse("LoRA", "--enable-lora")
 
-    def sleep(self, level: int = 1) -> None:
-        """Refused; vLLM has paused its scheduler before it asks, and only a wake-up makes it go on."""
-        raise UnsupportedFeature(
-            "aloft does not support sleep mode yet (--enable-sleep-mode). The scheduler is paused by now: "
-            "POST /wake_up, or LLM.wake_up(), resumes it."
-        )
-
-    def wake_up(self, tags: list[str] | None = None) -> None:
-        self._refuse("sleep mode", "--enable-sleep-mode")
-
-    def discard(self, tags: tuple[str, ...]) -> None:
-        self._refuse("sleep mode", "--enable-sleep-mode")
-
     def checkpoint_prepare(self) -> None:
         self._refuse("checkpoints of a running engine")
 
@@ -266,11 +316,8 @@ class AloftWorker(WorkerBase):
     def compute_weight_checksums(self) -> dict[str, str]:
         self._refuse("weight checksums")
 
-    def reload_weights(self, *args: Any, **kwargs: Any) -> None:
-        self._refuse("reloading weights")
-
     def reset_weights(self) -> None:
-        self._refuse("reloading weights")
+        self._refuse("weights of zeros; reload_weights loads them again")
 
     def update_config(self, overrides: dict[str, Any]) -> None:
         self._refuse("changing the configuration of a running engine")
