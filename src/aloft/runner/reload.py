@@ -92,9 +92,9 @@ def reload(runner: ModelRunner, weights: Named | None = None, folder: str | None
             storage.release(own[key])
     del own, waiting
     runner.rest.loaded()
-    gc.unfreeze()  # the old model is a ring of references, frozen when the engine stood
+    if not storage.native():
+        gc.unfreeze()  # the first model, a ring of references, was frozen when the engine stood: with its memory
     gc.collect()
-    gc.freeze()
     npu.empty_cache()
     logger.info(
         "Weights of %s loaded in %.2f s. Cached prefixes were computed with the old ones: reset_prefix_cache() drops "
