@@ -106,9 +106,11 @@ Pair decoder_stack(const at::Tensor& hidden, const c10::List<Optional>& weights,
                    const at::Tensor& cos, const at::Tensor& sin, bool interleaved, at::TensorList key_caches,
                    at::TensorList value_caches, const at::Tensor& slot_mapping, const at::Tensor& block_table,
                    at::IntArrayRef cu_query_lens, at::IntArrayRef kv_lens, int64_t num_heads, double scale,
-                   at::IntArrayRef window_left, double soft_cap, int64_t block_rows, const Scales& scales,
+                   at::IntArrayRef window_left, double soft_cap, at::IntArrayRef block_rows, const Scales& scales,
                    at::IntArrayRef schemes) {
   const size_t layers = key_caches.size();
+  TORCH_CHECK_VALUE(block_rows.size() == 2, kStack, ": block_rows needs two numbers, in front of and behind the ",
+                    "attention, got ", block_rows.size());
   const Schemes of(kStack, scales, schemes, layers * kProjections);
   TORCH_CHECK_VALUE(layers > 0 && value_caches.size() == layers && window_left.size() == layers &&
                         weights.size() == layers * kWeights && epsilons.size() == layers * kEpsilons,
@@ -134,9 +136,9 @@ Pair decoder_stack(const at::Tensor& hidden, const c10::List<Optional>& weights,
     for (size_t p = 0; p < kProjections; ++p) how[p] = of[l * kProjections + p];
     inputs.emplace_back(fused::InputArguments{
         l ? out : hidden, l ? residual : none, *w.input_norm, epsilon[0], *w.qkv, w.qkv_bias, cos, sin, interleaved,
-        key_caches[l], value_caches[l], slot_mapping, num_heads, w.q_norm, w.k_norm, epsilon[1], block_rows, how[0]});
+        key_caches[l], value_caches[l], slot_mapping, num_heads, w.q_norm, w.k_norm, epsilon[1], block_rows[0], how[0]});
     outputs.emplace_back(fused::MlpArguments{rows, l ? total : hidden, *w.o, w.o_bias, *w.mlp_norm, epsilon[2],
-                                             *w.gate_up, w.gate_up_bias, *w.down, w.down_bias, block_rows, how[1],
+                                             *w.gate_up, w.gate_up_bias, *w.down, w.down_bias, block_rows[1], how[1],
                                              how[2], how[3]});
     bytes = std::max({bytes, inputs.back().scratch_bytes(), outputs.back().scratch_bytes()});
   }
@@ -173,7 +175,7 @@ TORCH_LIBRARY_FRAGMENT(aloft, m) {
   m.def(
       "decoder_stack(Tensor hidden, Tensor?[] weights, float[] epsilons, Tensor cos, Tensor sin, bool interleaved, "
       "Tensor(a!)[] key_caches, Tensor(b!)[] value_caches, Tensor slot_mapping, Tensor block_table, int[] "
-      "cu_query_lens, int[] kv_lens, int num_heads, float scale, int[] window_left, float soft_cap=0., int "
+      "cu_query_lens, int[] kv_lens, int num_heads, float scale, int[] window_left, float soft_cap=0., int[2] "
       "block_rows=0, Tensor?[]? scales=None, int[] schemes=[]) -> (Tensor, Tensor)");
 }
 TORCH_LIBRARY_IMPL(aloft, PrivateUse1, m) {

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from aloft.models import fuse, layer
+from aloft.models import fuse
+from aloft.models import level as levels
 from aloft.models.layer import FusedDecoderLayer
 from aloft.models.level import Fusion
 
@@ -72,7 +73,7 @@ def test_every_level_gives_the_same_bits(case: tuple[str, object], monkeypatch: 
     name, engine = case
     if not ENGINES[name][1]:
         pytest.skip("not a layer we fuse")
-    monkeypatch.setattr(layer, "BLOCK_ROWS", 24)
+    monkeypatch.setattr(levels, "BLOCK_ROWS", 24)
     layers, runner = layers_of(engine), runner_of(engine)
     fused = list(layers)
     stacks = [each._stack for each in fused]
@@ -161,6 +162,11 @@ def test_level_by_length() -> None:
     assert [auto(n) for n in (1, 512, 513, 2048, 2049)] == ["full", "full", "partial", "partial", "blocked"]
     assert Fusion("partial").level(1) == "partial"
     assert Fusion("blocked").level(1) == "blocked"
+    assert {each: levels.block_rows(each) for each in ("full", "partial", "blocked")} == {
+        "full": (0, 0),
+        "partial": (0, levels.BLOCK_ROWS),
+        "blocked": (levels.BLOCK_ROWS, levels.BLOCK_ROWS),
+    }
     model = torch.nn.ModuleList([torch.nn.Linear(2, 2)])
     assert fuse(model, "none") is model
     assert type(fuse(model, "full")[0]) is torch.nn.Linear

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from vllm.forward_context import get_forward_context
 
-from aloft.models.level import BLOCK_ROWS, Fusion
+from aloft.models.level import Fusion, block_rows
 from aloft.models.plain import Parts
 from aloft.models.stack import DecoderStack
-from aloft.ops.projection import described, multiply
+from aloft.ops.projection import described
 
 
 class FusedDecoderLayer(torch.nn.Module):
@@ -29,12 +29,10 @@ class FusedDecoderLayer(torch.nn.Module):
         self._stack: DecoderStack | None = None
         self._last = False
         self._front = described([parts.qkv])
-        self._middle = described([parts.gate_up])
         self._back = described([parts.output, parts.gate_up, parts.down])
         operators = torch.ops.aloft
         self._attention_input = operators.attention_input.default
         self._mlp_block = operators.mlp_block.default
-        self._gated = operators.gated_matmul.default
 
     def __getattr__(self, name: str) -> Any:
         """What else the layer had, such as ``hidden_size``, for who looks into the model."""
@@ -71,9 +69,8 @@ class FusedDecoderLayer(torch.nn.Module):
         parts = self._parts
         attention, own = parts.attention, metadata[parts.name]
         cache, impl = attention.kv_cache, attention.impl
-        level = self._level(hidden_states.shape[0])
-        rows = BLOCK_ROWS if level == "blocked" else 0
-        if residual is None and stack is not None and level != "partial" and stack.serves(metadata):
+        rows = block_rows(self._level(hidden_states.shape[0]))
+        if residual is None and stack is not None and stack.serves(metadata):
             return stack.run(positions, hidden_states, own, rows)
         cos, sin = parts.rotary.pair_tables(positions, hidden_states)
         place = impl.place(cache, own, hidden_states.dtype)
@@ -94,7 +91,7 @@ class FusedDecoderLayer(torch.nn.Module):
             None if parts.q_norm is None else parts.q_norm.weight,
             None if parts.k_norm is None else parts.k_norm.weight,
             0.0 if parts.q_norm is None else parts.q_norm.epsilon,
-            rows,
+            rows[0],
             *self._front,
         )
         if residual is None:
@@ -102,11 +99,8 @@ class FusedDecoderLayer(torch.nn.Module):
         impl.written(place, cache, own)
         attended = torch.empty_like(query)
         impl.attend(query, cache, own, attended)
-        attended = attended.flatten(1)
-        if level == "partial":
-            return self._separate(attended, total)
         return self._mlp_block(
-            attended,
+            attended.flatten(1),
             total,
             parts.output.weight,
             parts.output.bias,
@@ -116,16 +110,6 @@ class FusedDecoderLayer(torch.nn.Module):
             parts.gate_up.bias,
             parts.down.weight,
             parts.down.bias,
-            rows,
+            rows[1],
             *self._back,
         )
-
-    def _separate(self, attended: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """What ``mlp_block`` does, in operators of which each leaves its result in memory."""
-        parts = self._parts
-        projected = multiply(attended, parts.output)
-        normed, _, total = torch.ops.npu.npu_add_rms_norm(
-            projected, residual, parts.mlp_norm.weight, parts.mlp_norm.epsilon
-        )
-        activated = self._gated(normed, parts.gate_up.weight, parts.gate_up.bias, *self._middle)
-        return multiply(activated, parts.down), total

@@ -9,7 +9,7 @@ Level = Literal["full", "partial", "blocked"]
 
 #: ``auto``: up to so many tokens the level, above the last one ``blocked``
 FULL_TOKENS, PARTIAL_TOKENS = 512, 2048
-#: tokens a blocked operator handles at a time: what it keeps in between does not grow with the step
+#: tokens an operator handles at a time where it goes by blocks
 BLOCK_ROWS = 512
 
 
@@ -18,8 +18,9 @@ class Fusion:
     """The level of every step.
 
     full: ``attention_input`` in front of the attention and ``mlp_block`` behind it, each stage over all tokens.
-    partial: ``attention_input``; behind the attention operators of their own, but gate, up and SwiGLU are one.
-    blocked: as full, in blocks of ``BLOCK_ROWS`` tokens.
+    partial: ``mlp_block`` in blocks of ``BLOCK_ROWS`` tokens, whose activations then stay in the caches between its
+        stages; ``attention_input`` over all of them.
+    blocked: both in blocks: what is kept in between does not grow with the step.
     """
 
     configured: str
@@ -29,3 +30,8 @@ class Fusion:
         if self.configured != "auto":
             return self.configured  # type: ignore[return-value]
         return "full" if tokens <= FULL_TOKENS else "partial" if tokens <= PARTIAL_TOKENS else "blocked"
+
+
+def block_rows(level: Level) -> tuple[int, int]:
+    """``block_rows`` of ``attention_input`` and of ``mlp_block``; 0: all tokens at once."""
+    return (BLOCK_ROWS if level == "blocked" else 0, 0 if level == "full" else BLOCK_ROWS)

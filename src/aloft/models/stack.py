@@ -57,7 +57,7 @@ class DecoderStack:
         return own.captured is None and all(metadata[parts.name] is own for parts in self._layers)
 
     def run(
-        self, positions: torch.Tensor, hidden_states: torch.Tensor, metadata: Any, block_rows: int
+        self, positions: torch.Tensor, hidden_states: torch.Tensor, metadata: Any, block_rows: tuple[int, int]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """positions ``[T]``, hidden_states ``[T, W]``; returns hidden states and residual behind the last layer."""
         parts, bound = self._layers[0], self._bound

@@ -32,7 +32,7 @@ SCHEMAS = (
     "schemes=[]) -> Tensor",
     "decoder_stack(Tensor hidden, Tensor?[] weights, float[] epsilons, Tensor cos, Tensor sin, bool interleaved, "
     "Tensor(a!)[] key_caches, Tensor(b!)[] value_caches, Tensor slot_mapping, Tensor block_table, int[] "
-    "cu_query_lens, int[] kv_lens, int num_heads, float scale, int[] window_left, float soft_cap=0., int "
+    "cu_query_lens, int[] kv_lens, int num_heads, float scale, int[] window_left, float soft_cap=0., int[2] "
     "block_rows=0, Tensor?[]? scales=None, int[] schemes=[]) -> (Tensor, Tensor)",
 )
 #: entries of ``weights`` and ``epsilons`` that ``decoder_stack`` takes of each layer, and its projections
@@ -182,7 +182,7 @@ def decoder_stack(
     scale: float,
     window_left: Sequence[int],
     soft_cap: float = 0.0,
-    block_rows: int = 0,
+    block_rows: Sequence[int] = (0, 0),
     scales: Sequence[torch.Tensor | None] | None = None,
     schemes: Sequence[int] = (),
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -195,6 +195,7 @@ def decoder_stack(
             the MLP, gate and up weight, its bias, down weight, its bias; None where there is none.
         epsilons: of each layer those of the input norm, the query and key norms, and the norm of the MLP.
         key_caches, value_caches, window_left: one a layer; the rest as in the operators named.
+        block_rows: of ``attention_input`` and of ``mlp_block``.
         scales, schemes: of each layer's four projections, in the order of ``weights``, where one of them is quantized.
 
     Returns:
@@ -210,7 +211,7 @@ def decoder_stack(
         front, back = slice(begin, begin + EACH), slice(begin + EACH, end)
         query, total = attention_input(
             *(hidden, residual, norm, first, qkv, qkv_bias, cos, sin, interleaved, key_cache, value_cache),
-            *(slot_mapping, num_heads, q_norm, k_norm, heads, block_rows, (scales or ())[front], schemes[front]),
+            *(slot_mapping, num_heads, q_norm, k_norm, heads, block_rows[0], (scales or ())[front], schemes[front]),
         )
         attended, _ = torch.ops.aloft.paged_attention(
             *(query, key_cache, value_cache, block_table, cu_query_lens, kv_lens, key_cache.shape[2], scale),
@@ -220,7 +221,7 @@ def decoder_stack(
         o, o_bias, mlp_norm, gate_up, gate_up_bias, down, down_bias = behind
         hidden, residual = mlp_block(
             *(attended.flatten(1), total, o, o_bias, mlp_norm, last, gate_up, gate_up_bias, down, down_bias),
-            *(block_rows, (scales or ())[back], schemes[back]),
+            *(block_rows[1], (scales or ())[back], schemes[back]),
         )
     assert residual is not None
     return hidden, residual

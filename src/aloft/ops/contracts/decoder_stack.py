@@ -64,8 +64,9 @@ def _cases() -> Iterator[Case]:
                 label = f"{heads}/{kv_heads}/{size}{', biases, norms, windows' if more else ''}, {dtype}"
                 for form in decoder.formats(dtype):
                     yield Case(f"{label}{', NZ' if form else ''}", tuple(given.values()), form, dtype=dtype)
-                more_args = {"block_rows": 10, "soft_cap": 5.0}
-                yield Case(f"{label}, blocks, capped", tuple(given.values()), more_args, dtype=dtype)
+                for rows in ((10, 10), (0, 7)):
+                    more_args = {"block_rows": rows, "soft_cap": 5.0}
+                    yield Case(f"{label}, blocks of {rows}, capped", tuple(given.values()), more_args, dtype=dtype)
 
 
 def _bad() -> Iterator[Bad]:
@@ -82,6 +83,7 @@ def _bad() -> Iterator[Bad]:
     yield Bad("caches of one layer", call(value_caches=given["value_caches"][:1]), names="value_caches")
     yield Bad("heads do not fit", call(num_heads=3), names="qkv_weight")
     yield Bad("lengths end elsewhere", call(cu_query_lens=[5, 6, 23]), names="cu_query_lens")
+    yield Bad("blocks of less than none", call(block_rows=(0, -1)), names="block_rows")
     yield Bad("a slot past the cache", call(slot_mapping=given["slot_mapping"] + 999), names="slot_mapping")
 
 

@@ -125,7 +125,7 @@ def decoder_stack(
     scale: float,
     window_left: Sequence[int],
     soft_cap: float = 0.0,
-    block_rows: int = 0,
+    block_rows: Sequence[int] = (0, 0),
 ) -> tuple[torch.Tensor, torch.Tensor]:
     residual: torch.Tensor | None = None
     for layer, window in enumerate(window_left):
