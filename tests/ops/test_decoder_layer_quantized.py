@@ -143,7 +143,7 @@ def test_in_front_of_the_attention_and_all_layers(kind: str, dtype: torch.dtype)
             keys, values = [*caches()], [*caches()]
             out = operator(
                 *(hidden, weights, [1e-5, 1e-6, 1e-5] * 2, cos, sin, False, keys, values),
-                *(torch.arange(rows).npu(), table, [rows], [rows], HEADS, 0.125, [-1, -1], 0.0, 0),
+                *(torch.arange(rows).npu(), table, [rows], [rows], HEADS, 0.125, [-1, -1], 0.0, (0, 16)),
                 *described([part for layer in layers for part in layer]),
             )
             made.append((*out, *keys, *values))
