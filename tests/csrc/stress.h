@@ -20,6 +20,8 @@ aclError aclrtMalloc(void** address, size_t size, int policy);
 aclError aclrtFree(void* address);
 aclError aclrtMallocHost(void** address, size_t size);
 aclError aclrtFreeHost(void* address);
+aclError aclrtHostRegister(void* address, uint64_t size, int type, void** device_address);
+aclError aclrtHostUnregister(void* address);
 aclError aclrtMemcpy(void* to, size_t room, const void* from, size_t count, int kind);
 aclError aclrtMemcpyAsync(void* to, size_t room, const void* from, size_t count, int kind, aclrtStream stream);
 aclError aclrtMemset(void* to, size_t room, int32_t value, size_t count);
