@@ -26,6 +26,7 @@ FROZEN = {
         "out",
         "--scheme",
         "--calib",
+        "--embedding",
         "--format",
         "--algorithm",
         "--group-size",
