@@ -134,9 +134,10 @@ Pair decoder_stack(const at::Tensor& hidden, const c10::List<Optional>& weights,
     const double* epsilon = epsilons.data() + l * kEpsilons;
     Schemes::One how[kProjections];
     for (size_t p = 0; p < kProjections; ++p) how[p] = of[l * kProjections + p];
-    inputs.emplace_back(fused::InputArguments{
-        l ? out : hidden, l ? residual : none, *w.input_norm, epsilon[0], *w.qkv, w.qkv_bias, cos, sin, interleaved,
-        key_caches[l], value_caches[l], slot_mapping, num_heads, w.q_norm, w.k_norm, epsilon[1], block_rows[0], how[0]});
+    inputs.emplace_back(fused::InputArguments{l ? out : hidden, l ? residual : none, *w.input_norm, epsilon[0], *w.qkv,
+                                              w.qkv_bias, cos, sin, interleaved, key_caches[l], value_caches[l],
+                                              slot_mapping, num_heads, w.q_norm, w.k_norm, epsilon[1], block_rows[0],
+                                              how[0]});
     outputs.emplace_back(fused::MlpArguments{rows, l ? total : hidden, *w.o, w.o_bias, *w.mlp_norm, epsilon[2],
                                              *w.gate_up, w.gate_up_bias, *w.down, w.down_bias, block_rows[1], how[1],
                                              how[2], how[3]});
