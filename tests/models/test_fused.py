@@ -132,6 +132,19 @@ def test_layers_quantized_in_their_own_ways_are_left_alone(case: tuple[str, obje
     assert [isinstance(each, FusedDecoderLayer) for each in plain] == [True, False, True]
 
 
+def test_scales_of_fused_layers_take_four_bytes(case: tuple[str, object]) -> None:
+    name, engine = case
+    if not name.endswith("_w4a8"):
+        pytest.skip("other scales are narrow as they come")
+    layers = [each._unfused[0] for each in layers_of(engine)]
+    linears = [linear for each in layers for linear in (each.self_attn.qkv_proj, each.mlp.down_proj)]
+    kept = [linear.scale.clone() for linear in linears]
+    assert {scale.dtype for scale in kept} == {torch.float32}
+    assert not any(tensor.dtype == torch.int64 for each in layers for tensor in each.parameters())
+    fuse(torch.nn.ModuleList(layers), "auto")
+    assert all(torch.equal(scale, linear.scale) for scale, linear in zip(kept, linears, strict=True))
+
+
 def broken(kind: str, engine: object) -> tuple[object, str, object]:
     """(object, attribute, value) of something that makes a layer another one than we know."""
     one = layers_of(engine)[0]._unfused[0]

@@ -182,7 +182,7 @@ def test_refusals(dtype: torch.dtype) -> None:
 def test_scales_may_come_in_float32(dtype: torch.dtype) -> None:
     for group in (0, 96):
         made = int4_dynamic(288, 256, dtype, group)
-        single = replace(made, single=single_scale(made.scale))
+        single = replace(made, scale=single_scale(made.scale))
         assert described([single])[0][0].dtype == torch.float32
         for rows in ROWS:
             x = torch.randn(rows, 288).to(dtype).npu()

@@ -14,7 +14,7 @@ from vllm.logger import init_logger
 
 from aloft.models.layer import FusedDecoderLayer
 from aloft.models.level import Fusion
-from aloft.models.plain import NotPlain, Parts, parts_of
+from aloft.models.plain import NotPlain, Parts, parts_of, prepare
 from aloft.models.stack import DecoderStack
 from aloft.ops import decoder_layer
 
@@ -44,6 +44,9 @@ def fuse(model: Model, fusion_level: str, vllm_config: VllmConfig | None = None)
             except NotPlain as reason:
                 kept.add(str(reason))
             else:
+                if decoder_layer.native():
+                    prepare(layer)
+                    parts = parts_of(layer)
                 layers[index] = made = FusedDecoderLayer(layer, parts, fusion)
                 found.append((made, parts))
         fused += len(found)

@@ -101,6 +101,13 @@ def parts_of(layer: torch.nn.Module) -> Parts:
     return parts
 
 
+def prepare(layer: Any) -> None:
+    """Has the products of a plain layer hold their weights as fused operators read them, before ``parts_of``."""
+    for linear in (layer.self_attn.qkv_proj, layer.self_attn.o_proj, layer.mlp.gate_up_proj, layer.mlp.down_proj):
+        if type(linear.quant_method) is AloftQuantizedLinearMethod:
+            linear.quant_method.scheme.fused(linear)
+
+
 def _kind(module: object) -> str:
     return f"{type(module).__module__}:{type(module).__qualname__}"
 

@@ -20,9 +20,8 @@ class Projection:
 
     weight: ``[in, out]``, FRACTAL_NZ or ND: of the model's dtype, int8, or int4 packed in int32 ``[in, out / 8]``.
     bias: ``[out]`` or None. scheme: one of the above. group: inputs that share a scale, 0 for all of them.
-    scale: ``[out]``, or with groups ``[groups, out]``; float32, or int64 as npu_trans_quant_param makes it, for dynamic
-    products, of the model's dtype for weight-only ones. offset: like scale, added to the weights; weight-only products.
-    single: the numbers of an int64 scale in float32, half the bytes, for fused operators where the runtime has them.
+    scale: ``[out]``, or with groups ``[groups, out]``; float32, or int64 as npu_trans_quant_param makes it (of 4-bit
+    weights; fused operators take either), for dynamic products, of the model's dtype for weight-only ones. offset: like scale, added to the weights; weight-only products.
     """
 
     weight: torch.Tensor
@@ -31,7 +30,6 @@ class Projection:
     group: int = 0
     scale: torch.Tensor | None = None
     offset: torch.Tensor | None = None
-    single: torch.Tensor | None = None
 
 
 def given(
@@ -52,9 +50,7 @@ def described(projections: Sequence[Projection]) -> tuple[list[torch.Tensor | No
     """The arguments ``scales`` and ``schemes`` for these projections: empty where none is quantized."""
     if all(each.scheme == FLOAT for each in projections):
         return [], []
-    scales = [
-        part for each in projections for part in (each.scale if each.single is None else each.single, each.offset)
-    ]
+    scales = [part for each in projections for part in (each.scale, each.offset)]
     return scales, [part for each in projections for part in (each.scheme, each.group)]
 
 
@@ -65,6 +61,8 @@ def multiply(x: torch.Tensor, projection: Projection) -> torch.Tensor:
         return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
     if projection.scheme == DYNAMIC:
         codes, token_scale = torch.ops.npu.npu_dynamic_quant(x)
+        if weight.dtype == torch.int32 and scale is not None and scale.dtype == torch.float32:
+            scale = torch.ops.npu.npu_trans_quant_param(scale.flatten(), round_mode=1).view(scale.shape)
         made = torch.ops.npu.npu_quant_matmul(
             codes,
             weight,

@@ -33,6 +33,10 @@ class LinearScheme:
         """The layer's product; None where it is none of those."""
         return None
 
+    def fused(self, layer: Any) -> None:
+        """After loading, where the runtime has fused operators as single ones and they take over the layer: what it
+        holds may be put as they read it; ``multiply`` still has to serve it."""
+
     def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """x ``[T, K]`` in the model's dtype to ``[T, N]``."""
         made = self.projection(layer, bias)

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from aloft.ops import decoder_layer
 from aloft.ops.projection import DYNAMIC, Projection
 from aloft.quantization.description import LayerShape
 from aloft.quantization.experts import ExpertsScheme
@@ -40,13 +39,15 @@ class DynamicInt4Weights(LinearScheme):
         # hardware reads FRACTAL_NZ with a scale a row, groups of 256 from plain rows
         nz = self.nz and weight.group != _HARDWARE_GROUP
         scale = int64_scale((weight.scale.t() if weight.group else weight.scale.flatten()).contiguous())
-        made = {"packed": int4_matrix(weight.values, nz), "scale": scale}
-        # what each step reads of its scales is a seventh of its bytes with groups of 96, in int64
-        return made | {"single_scale": single_scale(scale)} if decoder_layer.native() else made
+        return {"packed": int4_matrix(weight.values, nz), "scale": scale}
+
+    def fused(self, layer: Any) -> None:
+        # a seventh of what each step reads with groups of 96 would be scales in int64
+        if layer.scale.dtype == torch.int64:
+            layer.scale = torch.nn.Parameter(single_scale(layer.scale.data), requires_grad=False)
 
     def projection(self, layer: Any, bias: torch.Tensor | None) -> Projection:
-        single = getattr(layer, "single_scale", None)
-        return Projection(layer.packed, bias, DYNAMIC, self.group, layer.scale, single=single)
+        return Projection(layer.packed, bias, DYNAMIC, self.group, layer.scale)
 
 
 @register("w4a8", EXPERTS)
