@@ -21,8 +21,8 @@ class Projection:
     weight: ``[in, out]``, FRACTAL_NZ or ND: of the model's dtype, int8, or int4 packed in int32 ``[in, out / 8]``.
     bias: ``[out]`` or None. scheme: one of the above. group: inputs that share a scale, 0 for all of them.
     scale: ``[out]``, or with groups ``[groups, out]``; for dynamic products float32, or of 4-bit weights int64 as
-    npu_trans_quant_param makes it (fused operators take either); of the model's dtype for weight-only ones. offset: like
-    scale, added to the weights; weight-only products.
+    npu_trans_quant_param makes it (fused operators take either); of the model's dtype for weight-only ones.
+    offset: like scale, added to the weights; weight-only products.
     """
 
     weight: torch.Tensor
