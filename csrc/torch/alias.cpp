@@ -178,6 +178,8 @@ const at::Tensor& Views::add(const at::Tensor& npu, bool written, bool several_d
     if (other.plain.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() == storage)
       shared = other.cpu.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
   view.memory = storage->data();
+  TORCH_CHECK(view.memory || npu.numel() == 0, "a tensor of shape ", npu.sizes(),
+              " has no memory: its storage was released (an engine sleeps) or resized to 0");
   view.cpu = cpu_view(view.plain, shared);
   views_.push_back(std::move(view));
   return views_.back().cpu;

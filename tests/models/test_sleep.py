@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -195,6 +195,8 @@ def test_mistakes_in_sleeping(llama: object) -> None:
     assert not llama.wake_up(["dreams"])  # vLLM knows no such tag
     with pytest.raises(ValueError, match="tags must be of weights, kv_cache, not dreams"):
         llama.collective_rpc("wake_up", args=(["dreams"],))
+    with pytest.raises(ValueError, match="discard tags must be of weights, kv_cache, not dreams"):
+        llama.collective_rpc("discard", args=(("dreams",),))
     assert llama.llm_engine.is_sleeping()
     runner = worker(llama).model_runner
     with pytest.raises(RuntimeError, match=r"The engine sleeps \(kv_cache, weights away\): wake_up\(\)"):
@@ -238,7 +240,27 @@ def test_other_weights(llama: object, root: Path) -> None:
     torn = root / "torn"
     shutil.copytree(second, torn)
     save_file({name: t for name, t in given.items() if name != "model.norm.weight"}, torn / "model.safetensors")
+    odd = {}
+    for name, tensors in {
+        "halved": {name: t for name, t in given.items() if "layers.1.mlp.up_proj" not in name},  # packed with gate_proj
+        "integers": {name: t.int() for name, t in given.items()},
+        "short": None,
+        "list": given,
+    }.items():
+        odd[name] = {"weights_path": str(root / name)}
+        shutil.copytree(second, root / name)
+        if tensors is not None:
+            save_file(tensors, root / name / "model.safetensors")
+    (root / "list" / "config.json").write_text("[]")
+    file = root / "short" / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
     for wrong, words in (
+        (odd["halved"], "halved do not fit. There are no weights, or not all, for .*layers.1.mlp.gate_up_proj"),
+        (odd["integers"], "integers do not fit. .* is of torch.int32, the model's weights are floats"),
+        (odd["short"], "short do not fit. .*file not fully covered"),
+        (odd["list"], "list do not fit. Its config.json is no description"),
+        ({"weights_path": ""}, "the weights of  do not fit. There is no folder"),
+        ({"weights_iterator": [("lm_head.weight", [1.0])]}, "lm_head.weight is a list, not a tensor"),
         ({"weights_iterator": list(part.items())}, "no weights, or not all, for .*layers.1.self_attn.qkv_proj"),
         ({"weights_iterator": list(narrow.items())}, "keeps its weights"),
         ({"weights_iterator": [*given.items(), ("model.more.weight", torch.ones(1))]}, "keeps its weights"),
@@ -253,6 +275,39 @@ def test_other_weights(llama: object, root: Path) -> None:
         assert tokens(llama) == changed
     llama.collective_rpc("reload_weights", kwargs={"weights_path": str(first)})
     assert tokens(llama) == want
+
+
+@pytest.mark.parametrize("room", ["enough", "none"])
+def test_a_reload_is_not_disturbed(llama: object, monkeypatch: pytest.MonkeyPatch, root: Path, room: str) -> None:
+    """Whoever hands weights over can call the engine meanwhile, or be interrupted."""
+    want = tokens(llama)
+    given = load_file(zoo.build("llama", root) / "model.safetensors")
+    rest = worker(llama).model_runner.rest
+    if room == "none":
+        monkeypatch.setattr(npu, "mem_get_info", lambda *_: (1 << 10, 1 << 30))
+
+    def during(call: Callable[[], object]) -> Iterator[tuple[str, torch.Tensor]]:
+        for number, item in enumerate(given.items()):
+            if number == 3:
+                call()
+            yield item
+
+    for call in (
+        lambda: llama.collective_rpc("sleep", args=(1,)),
+        lambda: llama.collective_rpc("reload_weights"),
+        lambda: rest.discard(["kv_cache"]),
+        rest.ready,
+    ):
+        with pytest.raises(RuntimeError, match=r"engine keeps its weights.*The weights are being loaded: "):
+            llama.collective_rpc("reload_weights", kwargs={"weights_iterator": during(call)})
+        assert rest.awake and tokens(llama) == want
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        llama.collective_rpc("reload_weights", kwargs={"weights_iterator": during(interrupted)})
+    assert rest.awake and tokens(llama) == want
 
 
 def test_where_two_models_do_not_fit(llama: object, monkeypatch: pytest.MonkeyPatch, root: Path) -> None:

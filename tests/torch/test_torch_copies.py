@@ -108,6 +108,9 @@ def test_storages() -> None:
     z = torch.arange(4.0, device="npu")
     z.untyped_storage().resize_(0)
     assert z.untyped_storage().nbytes() == 0
+    for use in (lambda: z + 1, lambda: z.fill_(1), lambda: z.cpu(), lambda: torch.ones(4).npu().copy_(z)):
+        with pytest.raises(RuntimeError, match=r"has no memory: its storage was released|not allocated yet"):
+            use()
     z.untyped_storage().resize_(16)
     assert z.fill_(2).cpu().tolist() == [2] * 4
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
 from torch_npu import npu
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.logger import init_logger
@@ -58,8 +59,14 @@ def reload(runner: ModelRunner, weights: Named | None = None, folder: str | None
         ValueError: the weights are not those of this model; NotEnoughMemory: they do not fit; RuntimeError: the weights
         are asleep. The engine has its old weights then.
     """
-    if WEIGHTS in runner.rest.away:
-        raise RuntimeError(f"The weights are asleep: wake_up(tags=['{WEIGHTS}']) comes before reload_weights.")
+    with runner.rest.loading():
+        if WEIGHTS in runner.rest.away:
+            raise RuntimeError(f"The weights are asleep: wake_up(tags=['{WEIGHTS}']) comes before reload_weights.")
+        _reload(runner, weights, folder)
+    runner.rest.loaded()
+
+
+def _reload(runner: ModelRunner, weights: Named | None, folder: str | None) -> None:
     present = not runner.rest.without_weights  # and wanted back if this fails
     began = time.perf_counter()
     config = runner.vllm_config
@@ -79,19 +86,22 @@ def reload(runner: ModelRunner, weights: Named | None = None, folder: str | None
                 raise ValueError("They keep other keys and values in the cache than the engine's own do.")
             runner._model = made
             runner.bind_caches()
-    except Exception as error:
+    except BaseException as error:
         traceback.clear_frames(error.__traceback__)  # which hold what there is of the new model
         gc.collect()
         npu.empty_cache()
         if waiting is not None:
             runner.rest.wake_up((WEIGHTS,))
-        raise _explained(error, folder or config.model_config.model, weights is not None) from error
+        if not isinstance(error, Exception):
+            raise
+        source = config.model_config.model if folder is None else folder
+        raise _explained(error, source, weights is not None) from error
     if waiting is None and storage.native():
         kept = weights_of(made, ())
         for key in own.keys() - kept.keys():
             storage.release(own[key])
     del own, waiting
-    runner.rest.loaded()
+    runner.rest.away.pop(WEIGHTS, None)
     if not storage.native():
         gc.unfreeze()  # the first model, a ring of references, was frozen when the engine stood: with its memory
     gc.collect()
@@ -143,6 +153,8 @@ def _point_at(config: VllmConfig, folder: str) -> None:
     if not file.is_file():
         raise ValueError("There is no folder of that name with a config.json in it.")
     said: dict[str, Any] = json.loads(file.read_text())
+    if not isinstance(said, dict) or not isinstance(said.get("quantization_config") or {}, dict):
+        raise ValueError("Its config.json is no description of a model.")
     own = _said(Path(model.model))
     keys = said.keys() | own.keys() if own else said.keys() & model.hf_config.to_dict().keys()
     own = own or model.hf_config.to_dict()  # of a model that is no local folder
@@ -169,25 +181,36 @@ def _build(runner: ModelRunner, weights: Named | None) -> nn.Module:
     """The model as at start-up."""
     config = runner.vllm_config
     loader: Any = get_model_loader(config.load_config)
+    floats = config.quant_config is None
     if weights is not None:
         plain = copy.copy(config.load_config)
         plain.load_format = "auto"
-        loader = _Given(plain, weights)
+        loader = _Given(plain, floats, weights)
+    elif type(loader) is DefaultModelLoader:
+        loader = _Complete(config.load_config, floats)
     with set_current_vllm_config(config):
         made = loader.load_model(vllm_config=config, model_config=config.model_config)
     return models.fuse(made, runner.config.fusion_level, config)
 
 
-class _Given(DefaultModelLoader):
-    """Loads tensors that are handed over, and misses the others."""
+class _Complete(DefaultModelLoader):
+    """Misses tensors that are not there: vLLM takes a packed matrix for loaded when a part of it has been."""
 
-    def __init__(self, load_config: Any, weights: Named) -> None:
+    def __init__(self, load_config: Any, floats: bool) -> None:
+        """floats: all tensors are floats, those of a model that is not quantized."""
         super().__init__(load_config)
-        self.weights = weights
+        self.floats = floats
 
     def get_all_weights(self, model_config: Any, model: nn.Module) -> Any:
-        self.counter_before_loading_weights = time.perf_counter()
-        return iter(self.weights)
+        return self._checked(super().get_all_weights(model_config, model))
+
+    def _checked(self, weights: Named) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in weights:
+            if not isinstance(tensor, torch.Tensor):
+                raise ValueError(f"{name} is a {type(tensor).__name__}, not a tensor.")
+            if self.floats and not tensor.is_floating_point():
+                raise ValueError(f"{name} is of {tensor.dtype}, the model's weights are floats.")
+            yield name, tensor
 
     def load_weights(self, model: nn.Module, model_config: Any) -> None:
         matrices = {n: p.data for n, p in model.named_parameters() if p.dim() > 1 and p.is_floating_point()}
@@ -199,6 +222,18 @@ class _Given(DefaultModelLoader):
             raise ValueError(f"There are no weights, or not all, for {', '.join(missing[:3])}, among others.")
 
 
+class _Given(_Complete):
+    """Loads tensors that are handed over."""
+
+    def __init__(self, load_config: Any, floats: bool, weights: Named) -> None:
+        super().__init__(load_config, floats)
+        self.weights = weights
+
+    def get_all_weights(self, model_config: Any, model: nn.Module) -> Any:
+        self.counter_before_loading_weights = time.perf_counter()
+        return self._checked(self.weights)
+
+
 def _explained(error: Exception, source: str, given: bool) -> Exception:
     """An error that says whose weights were not loaded, and that the engine has its own."""
     what = "the weights handed over" if given else f"the weights of {source}"
@@ -207,7 +242,9 @@ def _explained(error: Exception, source: str, given: bool) -> Exception:
         return NotEnoughMemory(
             f"There is no room for {what}: {memory.gib(free)} of {memory.gib(total)} is free. The engine keeps its own."
         )
-    if isinstance(error, ValueError | KeyError | AssertionError):
-        said = str(error).strip() or type(error).__name__
+    said = str(error).strip() or type(error).__name__
+    if isinstance(error, ValueError | KeyError | AssertionError | TypeError | AttributeError | SafetensorError):
         return ValueError(f"The engine keeps its weights: {what} do not fit. {said}")
+    if isinstance(error, RuntimeError):  # torch's, of shapes that do not fit, among others
+        return RuntimeError(f"The engine keeps its weights: {what} cannot be loaded. {said}")
     return error

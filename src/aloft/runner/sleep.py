@@ -7,6 +7,7 @@ steps hold addresses, so they are captured anew when they are next used.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
@@ -92,11 +93,13 @@ class Sleep:
         self.away: dict[str, Away] = {}  # by tag
         self.without_weights = False  # since a level 2 sleep, as far as we know
         self.awake = True  # and nothing is to be done before a step
+        self.busy = False  # loading weights
 
     # ---- falling asleep -----------------------------------------------------------------------------------------
 
     def sleep(self, level: int) -> None:
         """Gives back whatever is there; level 1 or 2."""
+        self._require_time("sleep")
         before = npu.memory_reserved()
         self.discard((KV_CACHE,))
         if WEIGHTS not in self.away:
@@ -111,7 +114,13 @@ class Sleep:
         )
 
     def discard(self, tags: Iterable[str]) -> None:
-        """Gives back what is tagged so; its content is lost."""
+        """Gives back what is tagged so; its content is lost.
+
+        Raises:
+            ValueError: an unknown tag.
+        """
+        self._require_time("discard")
+        tags = _checked(tags, "discard")
         forget_captures(self.runner)
         self.awake = False
         if KV_CACHE in tags and KV_CACHE not in self.away:
@@ -142,10 +151,7 @@ class Sleep:
         Raises:
             ValueError: an unknown tag. NotEnoughMemory: there is no room; what has not come back can be woken later.
         """
-        tags = list(tags)
-        for tag in tags:
-            if tag not in TAGS:
-                raise ValueError(f"wake_up tags must be of {', '.join(TAGS)}, not {tag}.")
+        tags = _checked(tags, "wake_up")
         for tag in tags:
             if tag in self.away:
                 self.away[tag].come_back()
@@ -160,6 +166,7 @@ class Sleep:
         Raises:
             RuntimeError: it sleeps.
         """
+        self._require_time("a step")
         if self.away:
             raise RuntimeError(f"The engine sleeps ({', '.join(self.away)} away): wake_up() comes before a step.")
         if self.without_weights and _all_zero(self.runner.model):
@@ -173,6 +180,25 @@ class Sleep:
             reload(self.runner)
         self.loaded()
 
+    @contextlib.contextmanager
+    def loading(self) -> Iterator[None]:
+        """While weights are loaded, which come from the caller's own code perhaps, nothing else begins.
+
+        Raises:
+            RuntimeError: they are being loaded.
+        """
+        self._require_time("reload_weights")
+        self.busy, self.awake = True, False
+        try:
+            yield
+        finally:
+            self.busy = False
+            self.awake = not self.away and not self.without_weights
+
+    def _require_time(self, what: str) -> None:
+        if self.busy:
+            raise RuntimeError(f"The weights are being loaded: {what} comes when they are there.")
+
     def put(self, tag: str, away: Away) -> None:
         """Something is away that no sleep has given back."""
         self.away[tag] = away
@@ -183,6 +209,14 @@ class Sleep:
         self.away.pop(WEIGHTS, None)
         self.without_weights = False
         self.awake = not self.away
+
+
+def _checked(tags: Iterable[str], call: str) -> list[str]:
+    tags = [tags] if isinstance(tags, str) else list(tags)
+    for tag in tags:
+        if tag not in TAGS:
+            raise ValueError(f"{call} tags must be of {', '.join(TAGS)}, not {tag}.")
+    return tags
 
 
 def forget_captures(runner: ModelRunner) -> None:
