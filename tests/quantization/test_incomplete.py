@@ -32,6 +32,13 @@ def _halved(name):
     return change
 
 
+def _fractions(name):
+    def change(tensors, description):
+        tensors[KEY + name] = tensors[KEY + name].float() + 0.25
+
+    return change
+
+
 def _described(name, kind):
     def change(tensors, description):
         for key in description:
@@ -58,6 +65,8 @@ WRONG = [
     (_holding(f"{LAYER}.weight_scale", -1.0), rf"{LAYER}: .*weight_scale must be positive.* -1\.0\."),
     (_holding(f"{LAYER}.weight_offset", torch.nan), rf"{LAYER}: .*weight_offset must be finite"),
     (_halved(f"{LAYER}.weight"), rf"{LAYER}: .*weight of shape \[128, 96\] does not fit the \[128, 192\]"),
+    (_fractions(f"{LAYER}.weight"), rf"{LAYER}: .*weight is of torch.float32 and no integers; .*torch.int8"),
+    (_fractions("mlp.up_proj.weight"), r"gate_up_proj: .*weight is of torch.float32 and no integers"),
     (_described("self_attn.k_proj", "W8A16"), r"qkv_proj.*q_proj\.weight W8A8_DYNAMIC.*k_proj\.weight W8A16"),
     (_described(LAYER, "FLOAT"), rf"{LAYER}"),
     (_described("self_attn.v_proj", "FLOAT"), r"qkv_proj.*q_proj\.weight W8A8_DYNAMIC.*v_proj\.weight FLOAT"),

@@ -19,7 +19,7 @@ from aloft.ops.experts import FUSED_COLUMNS, Experts
 from aloft.ops.projection import Projection
 from aloft.quantization import registry
 from aloft.quantization.description import Description, LayerScheme, LayerShape
-from aloft.quantization.loading import Loading
+from aloft.quantization.loading import Loading, check_codes
 from aloft.quantization.weight import QuantizedWeight
 
 #: vLLM's names of an expert's layers -> (half, part of it)
@@ -153,6 +153,7 @@ class AloftQuantizedExpertsMethod(FusedMoEMethodBase):
         view = half.template.get_parameter(tensor)
         view.data = param.data[expert_id]
         view.filled = any((expert_id, other) in half.came[tensor] for other in range(len(half.parts)))
+        check_codes(self.name, f"{expert_id}.{half.parts[part]}.{tensor}", view, loaded_weight)
         try:
             if name == "w2":
                 view.load_row_parallel_weight(loaded_weight=loaded_weight)

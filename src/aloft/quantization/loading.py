@@ -26,6 +26,7 @@ class Loading:
 
         def load(parameter: torch.nn.Parameter, loaded: torch.Tensor, *shard: Any, **named: Any) -> None:
             which = shard[0] if shard else named.get("loaded_shard_id")
+            check_codes(self.name, getattr(parameter, "aloft_key", "tensor"), parameter, loaded)
             try:
                 loader(parameter, loaded, *shard, **named)
             except (AssertionError, RuntimeError) as error:
@@ -76,6 +77,17 @@ class Loading:
         raise ValueError(
             f"{self.name}: the checkpoint's {name} must be {'positive and ' if positive else ''}finite; {bad.numel()} "
             f"of its {values.numel()} values are not, such as {float(bad.flatten()[0])}."
+        )
+
+
+def check_codes(layer: str, key: str, parameter: torch.Tensor, loaded: torch.Tensor) -> None:
+    """Raises ValueError for fractions in the place of integers, which a copy would cut off without a word."""
+    if parameter.is_floating_point() or not loaded.is_floating_point():
+        return
+    if not torch.equal(loaded.to(parameter.dtype).to(loaded.dtype), loaded):
+        raise ValueError(
+            f"{layer}: the checkpoint's {key} is of {loaded.dtype} and no integers; its description asks for "
+            f"{parameter.dtype}."
         )
 
 
