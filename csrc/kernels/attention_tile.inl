@@ -1,5 +1,15 @@
 // The forms of the attention kernel that compute in fp32 lanes, after attention_rows.inl. The including file defines
 // besides: sum4 (the sums of four vectors), kMaxDot (rows of a dot-product block), kGemmRows.
+//
+// Blocking: keys go by in tiles of kKeyTile; of each row only its maximum, its sum of weights and its output are kept
+// (online softmax), so nothing grows with the context. Rows are query heads x tokens that share a KV head.
+// Few rows (run_dots, decode): bound by reading the cache. Keys are read where they lie, four at a time against up to
+// kMaxDot rows: kMaxDot x 4 sums in registers, the head's width in the inner loop; values likewise, four vectors of a
+// row at once. More rows take turns over the tile, which is in the first level by then; meanwhile the tile that
+// follows (the next KV head's of the same tokens, or the next tokens') is fetched row by row.
+// Many rows (run_block, prefill): bound by multiply-adds. A tile of keys and values is widened to fp32 once for all
+// rows; scores are [key][row], so that maxima, exponentials and sums go along the lanes without shuffles. Both products
+// are gemm(): kGemmRows x 2 vectors of sums in registers, the depth in the inner loop, one broadcast for two products.
 
 // ---- matrix product --------------------------------------------------------------------------------------------
 

@@ -1,4 +1,9 @@
 // A few rows times weights that are read once: no packing in between. AVX-512 with VNNI and VBMI.
+//
+// Blocking: up to four rows x 32 columns of int8 (64 of int4), k in the inner loop, all sums in registers: rows x 2
+// panels x 2 chains for int8, rows x 4 for int4. Four lines of 32 bytes (four values of k) are two registers; one
+// permutation each brings the four values of a column side by side, as vpdpbusd wants them. Memory is the limit: each
+// line is read once, kAhead bytes further are fetched meanwhile, and nothing is written but the sums of a group.
 #pragma once
 #include "kernels/quant_pack512_impl.h"
 

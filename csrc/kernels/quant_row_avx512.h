@@ -1,5 +1,11 @@
 // One row times weights that are read once, a panel at a time: all of k, the scales of its groups and their sum in
 // registers. AVX-512 with VNNI and VBMI.
+//
+// Blocking: a panel of 32 columns of int8 (64 of int4), 32 bytes for each k, goes by once from its first line to its
+// last: two registers for four values of k, permuted as in quant_direct_avx512.h, 12 instructions for 128 bytes of
+// int4. The integer sums of a group become floats in registers when it ends and are added up there; only the finished
+// row of a panel is stored. What is read next is known (kernels/shares.h), so fetching goes on across groups and into
+// the next panel without a gap.
 #pragma once
 #include <algorithm>
 #include <cstring>

@@ -1,5 +1,12 @@
 // AMX: one instruction multiplies 16 rows x 64 bytes by 64 bytes x 16 columns into exact 32-bit sums. Blocks of 32 rows
 // and 32 columns: four tiles of sums, two of each operand.
+//
+// Blocking: weights have been packed for all rows (quant_matmul.cpp) as their tiles want them, four values of k of 16
+// columns in 64 bytes. Tiles 0-3 are sums, 4 and 5 two times 16 rows of activations, 6 and 7 two panels: four products
+// for four loads, k in the inner loop. A block of rows goes over all panels before the next, whose rows are fetched
+// meanwhile. Groups end between calls: sums go back to memory and are loaded again where a group continues.
+// More than 32 rows in one stream, with packing and finishing beside the products: quant_many.cpp and
+// quant_stream_amx.cpp. 5 to 32 rows without packing: quant_direct_amx.h.
 #include "kernels/quant_direct_amx.h"
 
 namespace aloft::quant_detail {

@@ -1,6 +1,11 @@
 // AVX2 has no exact product of signed bytes: int8 weights are widened to 16 bits (vpmaddwd: two products of at most
 // 2^14 each, exact in 32 bits). int4 weights + 8 are unsigned nibbles, for which vpmaddubsw is exact: at most
 // 15 * 128 * 2 = 3840 a pair, so eight of them fit 16 bits (30720), then one vpmaddwd: twice the rate of int8.
+//
+// Blocking: the weights of a block have been packed for all rows (quant_matmul.cpp): a line of 64 bytes is four values
+// of k of the 16 columns of a panel. Three rows x one panel at a time, k in the inner loop: 12 sums of int8 in the 16
+// registers (six and six 16-bit ones of int4), each line loaded once for the three rows, whose four bytes are
+// broadcast. A run of k of a panel (32 KiB at most) stays in the first level while the rows go by.
 #include <cstring>
 
 #include "kernels/quant_pack_impl.h"

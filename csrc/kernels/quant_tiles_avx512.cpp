@@ -1,6 +1,12 @@
 // vpdpbusd multiplies unsigned by signed bytes and adds four products in 32 bits without saturation: weights + 128
 // are the unsigned ones, and 128 times the sum of the activations is taken off beforehand. Sums may wrap on the way,
 // the result fits.
+//
+// Blocking: the weights of a block have been packed for all rows (quant_matmul.cpp): a line of 64 bytes is four values
+// of k of the 16 columns of a panel, one register. Up to kTallest rows x two panels at a time, k in the inner loop: 24
+// sums in the 32 registers, two lines loaded for them, and one broadcast of four bytes of each row.
+// Rows are divided evenly among tiles. Few rows have several chains of sums each, so that they do not wait for the
+// instruction's latency. Weights that are used once are not packed: quant_direct_avx512.h, quant_row_avx512.h.
 #pragma GCC target("avx512vnni,avx512vbmi")
 #include <cstring>
 
