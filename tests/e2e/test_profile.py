@@ -21,6 +21,18 @@ def profile(model: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
 
 
+# A timer that slows the host, as CANN's does, on streams that work beside it: every step is run twice.
+SLOWING = """
+import sys
+from aloft.runtime import timing
+class Slowing(timing.VirtualTimer):
+    slows_host, note = True, "a stand-in"
+timing.operator_timer = Slowing
+from aloft.cli.main import main
+sys.exit(main())
+"""
+
+
 def calls(step: dict[str, Any]) -> dict[str, float]:
     return {entry["name"]: entry["calls"] / step["steps"] for entry in step["operators"]}
 
@@ -31,11 +43,12 @@ def test_json(model: Path) -> None:
     assert result.returncode == 0, result.stderr
     report = json.loads(result.stdout.strip().splitlines()[-1])
     prefill, decode = report["steps"]
-    assert "virtual" in report["device"]
+    assert "virtual" in report["device"] and report["notes"] == []
     assert prefill["what"] == f"prefill of {PREFILL} tokens" and prefill["steps"] == 1
     assert decode["what"] == f"decode step, batch {BATCH}, after 16 tokens" and decode["steps"] == STEPS
     for step in (prefill, decode):
         assert sum(step["parts"].values()) == pytest.approx(step["seconds"])
+        assert step["beside_host"] == {} and step["note"] == ""
         assert step["parts"]["operators"] * step["steps"] == pytest.approx(
             sum(entry["seconds"] for entry in step["operators"])
         )
@@ -59,6 +72,24 @@ def test_table_of_eager_steps(model: Path, tmp_path: Path) -> None:
     # without a tokenizer there is no text to make: some microseconds of keeping the ids
     text = [float(line.split()[1]) for line in result.stdout.splitlines() if line.startswith("detokenizer")]
     assert len(text) == 2 and max(text) < 1
+
+
+def test_steps_run_twice_where_timing_slows_the_host(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALOFT_STREAMS", "async")
+    sizes = ("--prefill", str(PREFILL), "--batch", str(BATCH), "--steps", str(STEPS), "--prompt", "16")
+    command = [sys.executable, "-c", SLOWING, "profile", str(model), "--json", *sizes]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert result.returncode == 0, result.stderr
+    report = json.loads(result.stdout.strip().splitlines()[-1])
+    assert report["notes"][0] == "a stand-in" and "beside the host" in report["notes"][1]
+    for step in report["steps"]:
+        assert sum(step["parts"].values()) == pytest.approx(step["seconds"])
+        assert min(step["parts"].values()) >= 0 and not any("operator" in name for name in step["parts"])
+        assert step["beside_host"]["operators"] * step["steps"] == pytest.approx(
+            sum(entry["seconds"] for entry in step["operators"])
+        )
+        attention = [n for name, n in calls(step).items() if name.endswith("_attention") or "AttentionScore" in name]
+        assert sum(attention) == LAYERS  # of one run, not of both
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import pytest
 import torch
 
-from aloft.runtime.timing import OperatorTimes, operator_times
+from aloft.runtime.cann_timing import CannTimer
+from aloft.runtime.timing import OperatorTimes, TimingUnavailable, operator_times
 
 
 def by_name(times: OperatorTimes) -> dict[str, tuple[int, float, float]]:
@@ -129,3 +131,18 @@ def test_attention_counts_its_keys_once_and_only_visible_pairs() -> None:
     pairs = length * (length + 1) // 2
     assert entry.operations == 2 * pairs * heads * 2 * head_dim
     assert entry.bytes == 2 * length * (heads + kv_heads) * 2 * head_dim
+
+
+def test_the_vendors_profiler_takes_what_it_is_given_and_finds_nothing_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As far as CANN's timer gets without CANN: the installed torch_npu's session is made, and its failure is told."""
+    (tmp_path / "msprof").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    left = r"no \*/ASCEND_PROFILER_OUTPUT .*found [^,]+_ascend_pt"
+    with pytest.raises(TimingUnavailable, match=left), CannTimer().times():
+        torch.npu.synchronize()
+    said = capfd.readouterr()
+    assert said.out == "" and "aclprofInit" in said.err
+    assert [path.name for path in tmp_path.iterdir()] == ["msprof"]

@@ -1,4 +1,7 @@
-"""`aloft profile`: where the time of a step goes, by operator and by part of the engine, on the present runtime."""
+"""`aloft profile`: where the time of a step goes, by operator and by part of the engine, on the present runtime.
+
+On CANN this has not been tried on hardware.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,17 @@ from typing import TYPE_CHECKING, Any, cast
 
 from aloft.cli.errors import UserError
 from aloft.cli.reason import told
-from aloft.runtime.autoload import virtual
 from aloft.runtime.capability import computes_beside_host
 from aloft.runtime.choice import device_line
 
 if TYPE_CHECKING:
-    from aloft.runtime.timing import OperatorTimes
+    from aloft.runtime.timing import OperatorTimer, OperatorTimes
 
 WARM_UP_STEPS = 3
+BESIDE_HOST = (
+    "The device works beside the host: the parts are the host's time, waiting for the device included, and add up to "
+    "the step; operators are the device's time, added up over its streams, and no part of that sum."
+)
 
 
 @dataclass(frozen=True)
@@ -44,21 +50,23 @@ class Measured:
     what: str
     steps: int
     total: float
-    parts: dict[str, float]
+    parts: dict[str, float]  # add up to the total
+    beside_host: dict[str, float]  # what went on while the host did something else: in no sum
     operators: OperatorTimes
 
 
 class Stepped:
     """An engine in this process that is stepped by hand."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, timer: OperatorTimer) -> None:
         from vllm import LLM
 
         from aloft.cli import profiled
 
         self._clocks, self._time_detokenizers = profiled.SECONDS, profiled.time_detokenizers
         self._text = (settings.model / "tokenizer.json").exists()
-        longest = max(settings.prefill, settings.prompt + WARM_UP_STEPS + settings.steps) + 8
+        self._timer = timer
+        longest = max(settings.prefill, settings.prompt + WARM_UP_STEPS + runs(timer) * settings.steps) + 8
         overlapped = computes_beside_host() and not settings.eager
         scheduler = profiled.TimedAsyncScheduler if overlapped else profiled.TimedScheduler
         with told():
@@ -111,37 +119,89 @@ class Stepped:
             self._engine.step()
 
     def timed(self, what: str, steps: int, work: Callable[[], None]) -> Measured:
-        """Run `work`, which takes `steps` steps. Timing costs some hundredths of a microsecond an operator."""
-        from aloft.runtime.timing import operator_times
+        """Run `work`, which takes `steps` steps, once or, where timing operators slows the host, twice.
 
+        On the virtual NPU timing costs some hundredths of a microsecond an operator.
+
+        Raises:
+            TimingUnavailable: the operators' times cannot be had.
+        """
+        if self._timer.slows_host:
+            total, clocks = self._run(work)
+            with self._timer.times() as operators:
+                self._run(work)
+        else:
+            with self._timer.times() as operators:
+                total, clocks = self._run(work)
+        parts = parts_of(total, clocks, None if computes_beside_host() else operators.seconds)
+        beside = {"operators": operators.seconds / steps} if computes_beside_host() else {}
+        return Measured(what, steps, total / steps, {name: t / steps for name, t in parts.items()}, beside, operators)
+
+    def _run(self, work: Callable[[], None]) -> tuple[float, dict[str, float]]:
+        """Seconds from an idle device to an idle device, and the clocks of the engine's parts."""
+        import torch
+
+        torch.npu.synchronize()  # type: ignore[attr-defined]
         self._clocks.clear()
-        with operator_times() as operators:
-            started = time.perf_counter()
-            work()
-            total = time.perf_counter() - started
-        parts = dict(self._clocks)
-        runner = parts.get("execute", 0.0) + parts.get("sample", 0.0)
-        scheduler = parts.get("schedule", 0.0) + parts.get("update", 0.0)
-        split = {
-            "operators": operators.seconds,
-            "runner outside operators": runner - operators.seconds,
+        started = time.perf_counter()
+        work()
+        torch.npu.synchronize()  # type: ignore[attr-defined]
+        return time.perf_counter() - started, dict(self._clocks)
+
+
+def runs(timer: OperatorTimer) -> int:
+    """How often the same steps run to be timed."""
+    return 2 if timer.slows_host else 1
+
+
+def parts_of(total: float, clocks: dict[str, float], operators: float | None) -> dict[str, float]:
+    """Seconds of every part of the host's `total`, which they add up to.
+
+    `operators` are the seconds of it that are in operators; None where the device works beside the host, whose time in
+    the runner cannot be split that way: the difference would mean nothing, and could be negative.
+    """
+    runner = clocks.get("execute", 0.0) + clocks.get("sample", 0.0)
+    scheduler = clocks.get("schedule", 0.0) + clocks.get("update", 0.0)
+    detokenizer = clocks.get("detokenize", 0.0)
+    rest = total - runner - scheduler - detokenizer
+    if operators is None:
+        return {
+            "runner": runner,
             "scheduler": scheduler,
-            "detokenizer": parts.get("detokenize", 0.0),
-            "engine: inputs, outputs, the rest": total - runner - scheduler - parts.get("detokenize", 0.0),
+            "detokenizer": detokenizer,
+            "engine: inputs, outputs, waiting, the rest": rest,
         }
-        return Measured(what, steps, total / steps, {name: t / steps for name, t in split.items()}, operators)
+    return {
+        "operators": operators,
+        "runner outside operators": runner - operators,
+        "scheduler": scheduler,
+        "detokenizer": detokenizer,
+        "engine: inputs, outputs, the rest": rest,
+    }
 
 
 def profile(settings: Settings, as_json: bool) -> int:
     """Print the tables, or one JSON object; return 0.
 
     Raises:
-        UserError: the runtime is CANN.
+        UserError: the operators of this runtime cannot be timed here; or the engine does not start.
     """
-    if not virtual():
-        raise UserError(
-            "`aloft profile` times the operators of the virtual NPU; on CANN use torch_npu.profiler (not tried by us)."
-        )
+    from aloft.runtime.timing import TimingUnavailable, operator_timer
+
+    try:
+        timer = operator_timer()
+        measured = _measured(settings, timer)
+    except TimingUnavailable as error:
+        raise UserError(str(error)) from error
+    notes = [note for note in (timer.note, BESIDE_HOST if computes_beside_host() else "") if note]
+    if as_json:
+        print(json.dumps(_plain(settings, notes, measured)), flush=True)
+    else:
+        print("\n".join(_lines(settings, notes, measured)), flush=True)
+    return 0
+
+
+def _measured(settings: Settings, timer: OperatorTimer) -> list[Measured]:
     for name, value in (
         ("VLLM_ENABLE_V1_MULTIPROCESSING", "0"),
         ("VLLM_NO_USAGE_STATS", "1"),
@@ -149,7 +209,7 @@ def profile(settings: Settings, as_json: bool) -> int:
         ("HF_HUB_OFFLINE", "1"),
     ):
         os.environ.setdefault(name, value)
-    engine = Stepped(settings)
+    engine = Stepped(settings, timer)
 
     def prefill() -> None:
         engine.begin(1, settings.prefill, 1)
@@ -164,18 +224,18 @@ def profile(settings: Settings, as_json: bool) -> int:
 
     prefill()
     measured = [engine.timed(f"prefill of {settings.prefill} tokens", 1, prefill)]
-    engine.begin(settings.batch, settings.prompt, settings.steps + WARM_UP_STEPS + 4)
+    engine.begin(settings.batch, settings.prompt, runs(timer) * settings.steps + WARM_UP_STEPS + 4)
     engine.until(made)
     what = f"decode step, batch {settings.batch}, after {settings.prompt} tokens"
     measured.append(engine.timed(what, settings.steps, decode))
     engine.end()
-    print(json.dumps(_plain(settings, measured)) if as_json else "\n".join(_lines(settings, measured)), flush=True)
-    return 0
+    return measured
 
 
-def _plain(settings: Settings, measured: list[Measured]) -> dict[str, Any]:
+def _plain(settings: Settings, notes: list[str], measured: list[Measured]) -> dict[str, Any]:
     return {
         "device": device_line(),
+        "notes": notes,
         "settings": {**asdict(settings), "model": str(settings.model)},
         "steps": [
             {
@@ -183,6 +243,8 @@ def _plain(settings: Settings, measured: list[Measured]) -> dict[str, Any]:
                 "steps": entry.steps,
                 "seconds": entry.total,
                 "parts": entry.parts,
+                "beside_host": entry.beside_host,
+                "note": entry.operators.note,
                 "operators": [asdict(operator) for operator in entry.operators],
             }
             for entry in measured
@@ -190,9 +252,9 @@ def _plain(settings: Settings, measured: list[Measured]) -> dict[str, Any]:
     }
 
 
-def _lines(settings: Settings, measured: list[Measured]) -> list[str]:
+def _lines(settings: Settings, notes: list[str], measured: list[Measured]) -> list[str]:
     way = "eager" if settings.eager else "captured where a graph fits"
-    lines = [f"{device_line()}; {settings.model.name}, {settings.dtype}, {way}. Times are of one step."]
+    lines = [f"{device_line()}; {settings.model.name}, {settings.dtype}, {way}. Times are of one step.", *notes]
     for entry in measured:
         lines += ["", f"{entry.what}: {1e3 * entry.total:.2f} ms", ""]
         lines.append(f"{'operator':<44} {'calls':>7} {'ms':>9} {'share':>7} {'GB/s':>7} {'GFLOP/s':>8}")
@@ -206,7 +268,14 @@ def _lines(settings: Settings, measured: list[Measured]) -> list[str]:
                 f"{operator.name[:44]:<44} {operator.calls / entry.steps:>7.1f} "
                 f"{1e3 * operator.seconds / entry.steps:>9.3f} {100 * share:>6.1f}% {rates[0]:>7} {rates[1]:>8}"
             )
+        if entry.operators.note:
+            lines.append(entry.operators.note)
         lines.append("")
-        lines += [f"{name:<44} {1e3 * seconds:>17.3f} {100 * seconds / entry.total:>6.1f}%"
-                  for name, seconds in entry.parts.items()]  # fmt: skip
+        lines += [_share(name, seconds, entry.total) for name, seconds in entry.parts.items()]
+        for name, seconds in entry.beside_host.items():
+            lines += ["", _share(f"beside the host: {name}", seconds, entry.total)]
     return lines
+
+
+def _share(name: str, seconds: float, total: float) -> str:
+    return f"{name:<44} {1e3 * seconds:>17.3f} {100 * seconds / total:>6.1f}%"
