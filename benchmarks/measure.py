@@ -1,6 +1,6 @@
 """One measurement in a process of its own: prints rows as one line of JSON. Started by run.py.
 
-measure.py imports | route | steps --repeats N
+measure.py imports | route | steps [--repeats N] [--threads N]
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import workers
 from results import Row, row
 
-THREADS = 2
 STEP_BATCHES = (1, 8, 32)
 STEP_PROMPT = 32
 
@@ -87,7 +87,7 @@ def measure_steps(repeats: int) -> list[Row]:
     Turning tokens into text counts apart: a server does it in another process, beside the next step.
     """
     values: dict[tuple[str, int], list[float]] = {}
-    environment = dict(os.environ, OMP_NUM_THREADS=str(THREADS))
+    environment = dict(os.environ, OMP_NUM_THREADS=str(workers.THREADS))
     for _ in range(repeats):
         for batch in STEP_BATCHES:
             command = [sys.executable, "-m", "aloft.cli.main", "profile", "--json", "--steps", "32"]
@@ -113,7 +113,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("what", choices=tuple(MEASUREMENTS))
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=workers.THREADS)
     args = parser.parse_args()
+    workers.THREADS = args.threads
     rows = MEASUREMENTS[args.what](args.repeats)
     print("\n" + json.dumps(rows), flush=True)
     os._exit(0)  # what an engine leaves behind at exit is none of the figures

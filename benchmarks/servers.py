@@ -21,6 +21,7 @@ from typing import Any
 
 import models
 import workers
+from clock import Clock
 from engines import Kind
 from results import Row, row
 from session import say
@@ -29,11 +30,19 @@ MODEL = "SmolLM2-135M"
 PROMPT_TOKENS = 32
 STREAM_TOKENS = 33  # of a request whose time from token to token counts
 START_SECONDS = 300.0
+REQUEST_SECONDS = 60.0
 KINDS = (
     Kind("aloft", "bf16"),
     Kind("vllm_cpu", "bf16", "vllm_cpu"),
     Kind("llama_cpp", "f16", "llama_cpp", "gguf"),
 )
+# Peers that have no line among the servers, and why.
+WITHOUT_SERVER = {
+    "openvino f16": "openvino-genai is a library; OpenVINO Model Server is a program that make peers does not install",
+    "transformers bf16": "this benchmark does not know how to start `transformers serve`",
+}
+# Engines whose servers `vllm bench serve` is not pointed at, and why.
+NOT_ONLINE = {"llama_cpp": "its server takes one request at a time, and requests would wait for each other"}
 # What `vllm bench serve` reports -> the names of the report.
 _BENCH = {
     "completed": "completed",
@@ -83,14 +92,14 @@ class Server:
             start = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", model]
         return [*start, "--host", "127.0.0.1", "--port", port, "--dtype", "bfloat16", *sizes]
 
-    def wait(self) -> float:
-        """Seconds until it answers.
+    def wait(self, most: float = START_SECONDS) -> float:
+        """Seconds until it answers, `most` at most.
 
         Raises:
             RuntimeError: it ended, or took too long.
         """
         started = time.perf_counter()
-        while time.perf_counter() - started < START_SECONDS:
+        while time.perf_counter() - started < most:
             if self._process.poll() is not None:
                 raise RuntimeError(f"the server ended with status {self._process.returncode}")
             try:
@@ -102,7 +111,7 @@ class Server:
                 time.sleep(0.05)
             finally:
                 connection.close()
-        raise RuntimeError(f"the server was not healthy after {START_SECONDS:.0f} s")
+        raise RuntimeError(f"the server was not healthy after {most:.0f} s")
 
     @contextlib.contextmanager
     def awake(self) -> Iterator[None]:
@@ -118,12 +127,12 @@ class Server:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
 
-    def first_token(self, prompt: str) -> float:
+    def first_token(self, prompt: str, most: float = REQUEST_SECONDS) -> float:
         """Seconds from the request to the first piece of text."""
-        return self.stream(prompt, 8)[0]
+        return self.stream(prompt, 8, most)[0]
 
-    def stream(self, prompt: str, tokens: int) -> tuple[float, float]:
-        """One request while the server is idle otherwise.
+    def stream(self, prompt: str, tokens: int, most: float = REQUEST_SECONDS) -> tuple[float, float]:
+        """One request while the server is idle otherwise; `most`: seconds to wait for a piece of it.
 
         Returns:
             Seconds from the request to the first piece of text, and from one token to the next after that (0 where the
@@ -131,7 +140,7 @@ class Server:
         """
         body = {"model": str(models.folder(MODEL)), "prompt": prompt, "max_tokens": tokens, "temperature": 0}
         body |= {"stream": True, "ignore_eos": True}
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=most)
         started = time.perf_counter()
         connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
         response = connection.getresponse()
@@ -172,30 +181,47 @@ def prompts(count: int) -> list[str]:
     return found
 
 
-def bench(server: Server, rate: float, requests: int, folder: Path) -> dict[str, Any]:
-    """One run of `vllm bench serve` with aloft's own vLLM as the client."""
+def rate_words(rate: float) -> str:
+    """`4/s`."""
+    return "all at once" if rate == float("inf") else f"{rate:g}/s"
+
+
+def bench(server: Server, rate: float, requests: int, folder: Path, most: float | None = None) -> dict[str, Any]:
+    """One run of `vllm bench serve` with aloft's own vLLM as the client, of `most` seconds at most.
+
+    Raises:
+        RuntimeError: it failed or took too long.
+    """
     command = [str(Path(sys.executable).parent / "vllm"), "bench", "serve", "--backend", "openai"]
     command += ["--base-url", f"http://127.0.0.1:{server.port}", "--model", str(models.folder(MODEL))]
     command += ["--dataset-name", "random", "--random-input-len", "128", "--random-output-len", "64", "--ignore-eos"]
     command += ["--num-prompts", str(requests), "--request-rate", str(rate), "--seed", "1", "--disable-tqdm"]
     command += ["--save-result", "--result-dir", str(folder), "--result-filename", "bench.json"]
     environment = dict(os.environ, TORCH_DEVICE_BACKEND_AUTOLOAD="0", HF_HUB_OFFLINE="1", VLLM_LOGGING_LEVEL="ERROR")
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=most)
+    except subprocess.TimeoutExpired as error:
+        raise RuntimeError(f"vllm bench serve was not done after {error.timeout:.0f} s") from error
     if done.returncode:
-        raise RuntimeError(f"vllm bench serve: {(done.stderr or done.stdout).strip().splitlines()[-1][:300]}")
+        raise RuntimeError(f"vllm bench serve: {_last_line(done.stderr or done.stdout)}")
     result = json.loads((folder / "bench.json").read_text())
     name = f"{server.kind.engine} {server.kind.precision}"
-    line: dict[str, Any] = {"engine": name, "rate": "all at once" if rate == float("inf") else f"{rate:g}/s"}
+    line: dict[str, Any] = {"engine": name, "rate": rate_words(rate)}
     return line | {name: result[key] for key, name in _BENCH.items()}
 
 
+def _last_line(text: str) -> str:
+    return (text.strip().splitlines() or ["it said nothing"])[-1][:300]
+
+
 def measure(
-    repeats: int, rates: tuple[float, ...], requests: int, names: list[str], logs: Path
+    repeats: int, rates: tuple[float, ...], requests: int, names: list[str], logs: Path, clock: Clock | None = None
 ) -> tuple[list[Row], list[dict[str, Any]], dict[str, str]]:
     """Rows, lines of `vllm bench serve`, and what could not be measured."""
     rows: list[Row] = []
     online: list[dict[str, Any]] = []
-    missing: dict[str, str] = {}
+    missing = dict(WITHOUT_SERVER)
+    clock = clock or Clock()
     with contextlib.ExitStack() as stack:
         servers: list[Server] = []
         common: dict[Server, dict[str, Any]] = {}
@@ -206,13 +232,16 @@ def measure(
             if reason := workers.missing(kind):
                 missing[name] = reason
                 continue
+            if not clock.allows("server"):
+                missing[name] = clock.reason
+                continue
             say("starting the server of", name)
             server = Server(kind, logs / f"server-{kind.engine}.log")
             stack.callback(server.close)
             try:
-                started = server.wait()
+                started = server.wait(clock.cap(START_SECONDS))
                 for text in prompts(2):
-                    server.first_token(text)
+                    server.first_token(text, clock.cap(REQUEST_SECONDS))
             except (RuntimeError, OSError) as error:
                 missing[name] = str(error)
                 continue
@@ -220,27 +249,54 @@ def measure(
             rows.append(row("server_start", [started], "s", **common[server]))
             servers.append(server)
             server.signal(signal.SIGSTOP)
-        times: dict[Server, list[float]] = {server: [] for server in servers}
-        for text in prompts(repeats + 2)[2:]:
-            for server in servers:
-                with server.awake():
-                    times[server].append(server.first_token(text))
-        for server, values in times.items():
-            rows.append(row("time_to_first_token", values, "s", **common[server], batch=1, prompt=PROMPT_TOKENS))
-        # what the server's other processes take from the engine: to be held beside the engine's decode_step
-        steps: dict[Server, list[float]] = {server: [] for server in servers}
-        for text in prompts(repeats):
-            for server in servers:
-                with server.awake():
-                    steps[server].append(1e3 * server.stream(text, STREAM_TOKENS)[1])
-        for server, values in steps.items():
-            if values := [value for value in values if value]:
-                rows.append(row("server_token", values, "ms", **common[server], batch=1, prompt=PROMPT_TOKENS))
+        found, failed = _idle(servers, repeats, clock)
+        for (server, figure, unit), values in found.items():
+            rows.append(row(figure, values, unit, **common[server], batch=1, prompt=PROMPT_TOKENS))
+        missing |= {f"{server.kind.name}, while idle": why for server, why in failed.items()}
         for rate in rates:
             for server in servers:
-                if server.kind.engine == "llama_cpp":
-                    continue  # it takes one request at a time
+                name = f"{server.kind.name}, vllm bench serve"
+                if reason := NOT_ONLINE.get(server.kind.engine):
+                    missing[name] = reason
+                    continue
+                name += f" at {rate_words(rate)}"
+                if not clock.allows("online"):
+                    missing[name] = clock.reason
+                    continue
                 say("vllm bench serve", server.kind.engine, rate)
-                with server.awake():
-                    online.append(bench(server, rate, requests, logs))
+                try:
+                    with server.awake():
+                        online.append(bench(server, rate, requests, logs, clock.left()))
+                except RuntimeError as error:  # no reason to lose what a whole run has measured
+                    missing[name] = str(error)
     return rows, online, missing
+
+
+def _idle(
+    servers: list[Server], repeats: int, clock: Clock
+) -> tuple[dict[tuple[Server, str, str], list[float]], dict[Server, str]]:
+    """Time to the first token, and from token to token, of servers asked by nobody else, in turn; and who failed.
+
+    The second is what a server's other processes take from the engine: to be held beside the engine's decode_step.
+    """
+    if not clock.allows("idle"):
+        return {}, dict.fromkeys(servers, clock.reason)
+    found: dict[tuple[Server, str, str], list[float]] = {}
+    failed: dict[Server, str] = {}
+    texts = prompts(repeats + 2)
+    for figure, unit, asked in (("time_to_first_token", "s", texts[2:]), ("server_token", "ms", texts[:repeats])):
+        for text in asked:
+            for server in [server for server in servers if server not in failed]:
+                most = clock.cap(REQUEST_SECONDS)
+                try:
+                    with server.awake():
+                        if figure == "server_token":
+                            value = 1e3 * server.stream(text, STREAM_TOKENS, most)[1]
+                        else:
+                            value = server.first_token(text, most)
+                except (RuntimeError, OSError) as error:
+                    failed[server] = str(error)
+                    continue
+                if value:  # a text that ended early tells nothing of its tokens
+                    found.setdefault((server, figure, unit), []).append(value)
+    return found, failed

@@ -17,11 +17,13 @@ from typing import Any
 import models
 import workers
 from bounds import Roofline, Shape, stored_layer_bytes
+from clock import Clock
 from engines import HEAD8, REPACKED, Kind
 from plan import PREFILL_SAMPLES, WARM_BATCH_LENGTH, WARM_PREFILLS, WARM_STEPS, Decode, Session
 from results import Samples
 
 AGREE_TOKENS = 24
+CALL_SECONDS = 600.0  # an engine that answers no sooner has failed
 GUARD_SECONDS = 55.0  # a turn that begins so long after the guard still ends under it
 # A sentence the greedy continuation of which every engine can be asked for (SmolLM2's tokens).
 _SENTENCE = [504, 3575, 282, 4649, 314]
@@ -36,8 +38,15 @@ class Sitting:
     """A session while it is measured."""
 
     def __init__(
-        self, session: Session, samples: Samples, roof: Roofline, logs: Path, guard: str | None = None
+        self,
+        session: Session,
+        samples: Samples,
+        roof: Roofline,
+        logs: Path,
+        guard: str | None = None,
+        clock: Clock | None = None,
     ) -> None:
+        self.clock = clock or Clock()
         self.guard = guard
         self._guard: subprocess.Popen[bytes] | None = None
         self._guard_ends = 0.0
@@ -66,17 +75,26 @@ class Sitting:
                         self._start(kind, stack, keep=last)
             with self._around():
                 self._agree()
-                for length in session.prefill:
-                    self._prefill(length)
+                for length, name in zip(session.prefill, session.figures, strict=False):
+                    if self._fits("prefill", name):
+                        self._prefill(length)
             with self._around():
                 for case in session.decode:
-                    self._decode(case)
+                    if self._fits("decode", case.name):
+                        self._decode(case)
             for kind in list(self.workers):
                 self._ask(kind, "memory", self._note_memory)
 
     def _note_memory(self, kind: Kind, answer: dict[str, Any]) -> None:
         self._note(kind, "peak_memory", answer["peak_mib"], "MiB")
         self.memory[f"{kind.engine} {kind.precision}"] = answer["parts"]
+
+    def _fits(self, part: str, name: str) -> bool:
+        """Whether there is time for a part; one there is none for is named."""
+        if self.clock.allows(part):
+            return True
+        self.missing[name] = self.clock.reason
+        return False
 
     @contextmanager
     def _around(self) -> Iterator[None]:
@@ -114,21 +132,23 @@ class Sitting:
         if reason:
             self.missing[name] = reason
             return
+        if not self._fits("start", name):
+            return
         say(session.model, session.precision, "starting", name)
         tokens = session.max_batch * session.max_length
         cache = self.shape().cache_bytes(4 if "32" in kind.precision else 2) * tokens
         worker = workers.Worker(kind, self.logs / f"{kind.engine}-{kind.precision}.log", int(cache / 2**30) + 1)
         try:
             path = self._file(kind)
-            imports = worker.ask("import_engine")["seconds"]
+            imports = self._answer(worker, "import_engine")["seconds"]
             if kind.precision.endswith(REPACKED):
                 self._probe(kind, worker, str(path))
             sizes = {"max_batch": session.max_batch, "max_length": session.max_length, "threads": workers.THREADS}
-            rest = worker.ask("load", model=str(path), precision=kind.precision, **sizes)["seconds"]
+            rest = self._answer(worker, "load", model=str(path), precision=kind.precision, **sizes)["seconds"]
             warm = time.perf_counter()
-            worker.ask("begin", prompts=self._prompts(1, 32))
-            worker.ask("decode", steps=4)
-            worker.ask("end")
+            self._answer(worker, "begin", prompts=self._prompts(1, 32))
+            self._answer(worker, "decode", steps=4)
+            self._answer(worker, "end")
             warm = time.perf_counter() - warm
         except (workers.WorkerFailed, OSError) as error:
             self.missing[name] = " ".join(str(error).split())  # some engines' errors have many lines
@@ -182,13 +202,17 @@ class Sitting:
     def _note(self, kind: Kind, figure: str, value: float, unit: str, batch: int = 0, prompt: int = 0) -> None:
         self.samples.add(self.session, kind, figure, batch, prompt, unit, value)
 
+    def _answer(self, worker: workers.Worker, call: str, **arguments: Any) -> dict[str, Any]:
+        """What a worker answers within the time that is left."""
+        return worker.ask(call, timeout=self.clock.cap(CALL_SECONDS), **arguments)
+
     def _ask(self, kind: Kind, call: str, use: Callable[[Kind, dict[str, Any]], None], **arguments: Any) -> None:
         """Ask one engine; one that fails is out of the session, with its reason."""
         worker = self.workers.get(kind)
         if worker is None:
             return
         try:
-            use(kind, worker.ask(call, **arguments))
+            use(kind, self._answer(worker, call, **arguments))
         except workers.WorkerFailed as error:
             say(kind.engine, kind.precision, "failed in", call, error)
             self.missing[f"{kind.engine} {kind.precision}"] = f"failed in {call}: {error}"
@@ -222,6 +246,12 @@ class Sitting:
             same = next((i for i, (a, b) in enumerate(zip(base, tokens, strict=False)) if a != b), len(base))
             self.agreement[name] = {"equal_to": names[0], "leading_tokens_equal": same, "of": len(base)}
 
+    def _arithmetic(self, number: int) -> bool:
+        """Whether a round samples the arithmetic peaks too: the first and the last. They take 1.5 s, too long for every
+        round, and change with the machine's other load, so that those of one moment would not do for a whole figure.
+        """
+        return number in (0, self.session.rounds - 1)
+
     def _prefill(self, length: int) -> None:
         say(self.session.model, self.session.precision, f"prefill {length}")
 
@@ -231,7 +261,9 @@ class Sitting:
         for number in range(self.session.rounds):
             # Prompts of a turn are the same for every engine, and no two of them alike: nothing is in a prefix cache.
             prompts = [self._prompts(1, length) for _ in range(WARM_PREFILLS + PREFILL_SAMPLES)]
-            self.roof.sample(arithmetic=number == 0)
+            if number and self.clock.over:
+                break  # the report says how many samples there are
+            self.roof.sample(arithmetic=self._arithmetic(number))
             for kind in self._order(length):
                 self._renew()
                 for place, prompt in enumerate(prompts):
@@ -260,9 +292,11 @@ class Sitting:
             self._ask(kind, "end", _nothing)
             self._ask(kind, "begin", whole, prompts=prompts)
             self._ask(kind, "decode", _nothing, steps=4)
-        for _ in range(self.session.rounds):
+        for number in range(self.session.rounds):
+            if number and self.clock.over:
+                break
             self._renew()
-            self.roof.sample(arithmetic=not self.roof.fma)  # where no prefill has sampled it
+            self.roof.sample(arithmetic=not self.roof.fma or (number > 0 and self._arithmetic(number)))
             for kind in self._order(case.batch):
                 self._renew()
                 self._ask(kind, "decode", _nothing, steps=WARM_STEPS)  # another engine's weights are in the caches

@@ -21,7 +21,8 @@ from engines import Kind
 
 HERE = Path(__file__).resolve().parent
 PEERS = Path(os.environ.get("ALOFT_PEERS", HERE.parent / ".venv-peers"))
-THREADS = 2
+#: of every engine and of the machine's limits: the processors this process may use. `run.py --threads` sets another.
+THREADS = len(os.sched_getaffinity(0))
 
 
 class WorkerFailed(RuntimeError):
