@@ -8,6 +8,8 @@ ratios: {figure, model, precision, batch, prompt, aloft, best_peer, best_peer_va
         them: weights (aloft's; where a class has several forms each has a
         line, the best of a figure first), bound (memory, or the unit of the products), fma_share (of the float32 FMA
         peak alone), peers (the value of every other engine)
+
+In a merged report (merge.py) each of them has report: its run's place in `reports`.
 """
 
 from __future__ import annotations
