@@ -15,7 +15,6 @@ import torch
 from aloft import compat, limits, offline, plugin
 from aloft.errors import UnsupportedFeature, UnsupportedVersion
 from aloft.platform import AloftPlatform
-from aloft.runtime import capability
 
 # Section 3 of the reference: members without a usable default, and those whose default is wrong for an NPU
 HOOKS = [
@@ -59,32 +58,6 @@ HOOKS = [
     "synchronize",
     "empty_cache",
 ]
-
-
-@pytest.mark.parametrize(
-    ("asked", "got", "said"),
-    [
-        ("NONE", "NONE", ""),
-        ("FULL_DECODE_ONLY", "FULL_DECODE_ONLY", ""),
-        ("FULL", "FULL_DECODE_ONLY", "FULL becomes"),
-        ("FULL_AND_PIECEWISE", "FULL_DECODE_ONLY", "becomes FULL_DECODE_ONLY"),
-        ("PIECEWISE", "NONE", "PIECEWISE is not supported"),
-    ],
-)
-def test_graph_modes_are_served_or_mapped_with_a_word(monkeypatch, asked, got, said):
-    from vllm.config import CUDAGraphMode
-
-    from aloft import platform
-
-    messages = []
-    monkeypatch.setattr(platform.logger, "warning_once", lambda text, *args: messages.append(text % args))
-    compilation = SimpleNamespace(
-        cudagraph_mode=CUDAGraphMode[asked], cudagraph_capture_sizes=[1, 2], max_cudagraph_capture_size=2
-    )
-    AloftPlatform._check_graph_mode(compilation)
-    assert compilation.cudagraph_mode is CUDAGraphMode[got]
-    assert compilation.cudagraph_capture_sizes == ([] if asked == "PIECEWISE" else [1, 2])
-    assert len(messages) == bool(said) and all(said in message for message in messages)
 
 
 @pytest.mark.parametrize("name", HOOKS)
@@ -337,31 +310,6 @@ def test_a_grammar_with_a_list_of_tokens_is_refused():
     AloftPlatform.validate_request(None, SamplingParams(allowed_token_ids=[1, 2]))
     with pytest.raises(ValueError, match="structured output and allowed_token_ids cannot be combined"):
         AloftPlatform.validate_request(None, SamplingParams(structured_outputs=grammar, allowed_token_ids=[1, 2]))
-
-
-@pytest.mark.parametrize(
-    ("depth", "beside", "asynchronous", "wanted"),
-    [
-        (0, True, True, True),
-        (0, True, False, False),  # vLLM or the user ruled it out
-        (0, False, True, False),
-        (1, True, True, False),
-        (2, False, True, True),
-    ],
-)
-def test_pipeline_depth_rules_asynchronous_scheduling(
-    monkeypatch: pytest.MonkeyPatch, depth: int, beside: bool, asynchronous: bool, wanted: bool
-) -> None:
-    monkeypatch.setattr(capability, "computes_beside_host", lambda: beside)
-    scheduler = SimpleNamespace(async_scheduling=asynchronous)
-    AloftPlatform._choose_pipeline(SimpleNamespace(scheduler_config=scheduler), depth)
-    assert scheduler.async_scheduling is wanted
-
-
-def test_pipeline_depth_that_cannot_be_is_refused() -> None:
-    config = SimpleNamespace(scheduler_config=SimpleNamespace(async_scheduling=False))
-    with pytest.raises(ValueError, match="--no-async-scheduling"):
-        AloftPlatform._choose_pipeline(config, 2)
 
 
 @pytest.mark.parametrize(("cache", "window", "warns"), [("auto", 64, True), ("auto", 128, False), ("fp8", 64, False)])

@@ -18,10 +18,12 @@ if TYPE_CHECKING:
     from vllm.engine.arg_utils import EngineArgs
 
 SUPPORTED = ("0.32.",)
+#: how far up engine_args() looks: between its caller and EngineArgs are helpers of ours and VllmConfig's construction
+_CALLERS = 8
 
 # "module:qualified.name" -> why aloft needs it
 TOUCHED: dict[str, str] = {
-    "vllm.engine.arg_utils:EngineArgs.create_engine_config": "asks the platform first: a GGUF file gets its folder",
+    "vllm.engine.arg_utils:EngineArgs.create_engine_config": "asks the platform, which looks what the user gave it",
     "vllm.v1.worker.worker_base:WorkerBase": "base class of the worker",
     "vllm.v1.worker.worker_base:CompilationTimes": "return value of compile_or_warm_up_model",
     "vllm.v1.worker.gpu_input_batch:InputBatch": "persistent batch, sampling metadata",
@@ -38,6 +40,7 @@ TOUCHED: dict[str, str] = {
     "vllm.v1.outputs:LogprobsTensors": "log-probabilities on the device",
     "vllm.v1.outputs:SamplerOutput": "result of sampling",
     "vllm.v1.outputs:EMPTY_MODEL_RUNNER_OUTPUT": "result of an empty step",
+    "vllm.compilation.cuda_graph:CUDAGraphStat": "what --cudagraph-metrics counts of a step",
     "vllm.v1.core.sched.output:SchedulerOutput": "what to run in a step",
     "vllm.v1.kv_cache_interface:KVCacheConfig": "KV cache plan",
     "vllm.v1.kv_cache_interface:AttentionSpec": "KV cache pages of a layer",
@@ -149,14 +152,18 @@ def shutdown_event(runner: object) -> asyncio.Event | None:
 
 
 def engine_args() -> EngineArgs | None:
-    """The arguments of the engine for whose config vLLM asks the platform, as the platform's method sees it.
+    """What the user asked for, for a method of the platform that vLLM calls while it makes an engine's config of it.
 
-    None where something else has called that method. vLLM offers no hook that is given them.
+    None where a config is made of something else. vLLM offers no hook that is given the arguments.
     """
-    frame = sys._getframe(2)
-    if frame.f_code.co_name != "create_engine_config":
-        return None
-    from vllm.engine.arg_utils import EngineArgs
+    frame = sys._getframe(1).f_back
+    for _ in range(_CALLERS):
+        if frame is None:
+            break
+        if frame.f_code.co_name == "create_engine_config":
+            from vllm.engine.arg_utils import EngineArgs
 
-    caller = frame.f_locals.get("self")
-    return caller if isinstance(caller, EngineArgs) else None
+            caller = frame.f_locals.get("self")
+            return caller if isinstance(caller, EngineArgs) else None
+        frame = frame.f_back
+    return None

@@ -33,7 +33,8 @@ class AloftConfig:
         ``host`` (each layer's call is updated before a replay), ``auto`` (default): ``device`` where the runtime can.
     pipeline_depth: steps in flight. 1: a step's outputs are processed before the next is prepared; 2: the next step is
         prepared, and the last one's outputs processed, while a step computes (vLLM's asynchronous scheduling); 0
-        (default): 2 where the device computes beside the host's threads and vLLM has not ruled it out, else 1.
+        (default): 2 where ``--async-scheduling`` asks for it, or where the device computes beside the host's threads
+        and vLLM has not ruled it out, else 1.
     fusion_level: how much of a decoder layer one operator does: ``none``, ``partial``, ``full``, ``blocked``; ``auto``
         (default) chooses by the tokens of a step. See ``aloft.models.level``.
     kv_fp8_window: with ``--kv-cache-dtype fp8``, the tokens in front of a token, its own included, whose keys and

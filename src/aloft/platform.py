@@ -217,12 +217,16 @@ class AloftPlatform(Platform):
     @classmethod
     def apply_config_platform_defaults(cls, vllm_config: VllmConfig) -> None:
         from vllm.config import CompilationMode, CUDAGraphMode
+        from vllm.config.vllm import OptimizationLevel
 
         compilation = vllm_config.compilation_config
         if compilation.mode is None:
             compilation.mode = CompilationMode.NONE
         if compilation.cudagraph_mode is None:
-            compilation.cudagraph_mode = CUDAGraphMode.FULL_DECODE_ONLY
+            eager = vllm_config.optimization_level == OptimizationLevel.O0
+            compilation.cudagraph_mode = CUDAGraphMode.NONE if eager else CUDAGraphMode.FULL_DECODE_ONLY
+        # Here already: where nothing is compiled, vLLM soon rewrites modes with PIECEWISE, and only says so at INFO.
+        cls._check_graph_mode(compilation)
         if all(base not in compilation.custom_ops for base in ("all", "none")):
             compilation.custom_ops.append("all")
 
@@ -262,8 +266,9 @@ class AloftPlatform(Platform):
         """Asynchronous scheduling on or off; vLLM leaves the last word to the platform.
 
         Where a step computes in the host's own thread nothing overlaps, and every token would wait for the next step
-        to be over.
+        to be over: there it is off, unless it was asked for by name.
         """
+        from aloft import compat
         from aloft.runtime import capability
 
         scheduler = vllm_config.scheduler_config
@@ -272,8 +277,23 @@ class AloftPlatform(Platform):
                 "additional_config pipeline_depth 2 needs vLLM's asynchronous scheduling, which is off "
                 "(--no-async-scheduling, or a setting it does not go with): use 1."
             )
+        arguments = compat.engine_args()
+        asked = arguments is not None and arguments.async_scheduling is True
+        if depth == 1 and asked:
+            raise ValueError(
+                "additional_config pipeline_depth 1 and --async-scheduling contradict each other: leave one out."
+            )
         if depth == 0:
-            depth = 2 if capability.computes_beside_host() else 1
+            beside = capability.computes_beside_host()
+            depth = 2 if beside or asked else 1
+            if asked and not beside:
+                logger.warning_once(
+                    "--async-scheduling slows this engine down: a step computes in the host's own thread, so nothing "
+                    "overlaps, every token comes a step late and no step runs ahead. Leave the flag out."
+                )
+            if asked and isinstance(additional := vllm_config.additional_config, dict):
+                # for copies of this config that vLLM checks again: there nobody knows any more who asked
+                vllm_config.additional_config = additional | {"pipeline_depth": depth}
         if depth == 1:
             scheduler.async_scheduling = False
 
