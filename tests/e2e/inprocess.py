@@ -12,10 +12,11 @@ WHOLE = {"max_num_batched_tokens": 2048}
 CHUNKED = {"max_num_batched_tokens": 32}
 OVERLAP = {"additional_config": {"pipeline_depth": 2}}
 SYNC = {"async_scheduling": False}
+COUNTED = {"cudagraph_metrics": True}
 # configuration of each engine; "tight" has too few blocks for its requests, so it preempts and resumes
 ENGINES = {
-    "whole": WHOLE | OVERLAP,
-    "sync": WHOLE | SYNC,
+    "whole": WHOLE | OVERLAP | COUNTED,
+    "sync": WHOLE | SYNC | COUNTED,
     "chunked": CHUNKED | OVERLAP,
     "tight": CHUNKED | OVERLAP | {"num_gpu_blocks_override": 40, "enable_prefix_caching": False},
     "tight_sync": CHUNKED | SYNC | {"num_gpu_blocks_override": 40},

@@ -241,3 +241,22 @@ def test_linear_weights_are_packed(whole):
         if type(layer).__name__.endswith("Linear")
     }
     assert len(packed) == 8 and set(packed.values()) == {torch_npu.Format.FRACTAL_NZ}
+
+
+@pytest.mark.parametrize("name", ["whole", "sync", "chunked"])
+def test_captured_steps_are_counted_where_they_are_asked_for(engines, monkeypatch, name):
+    """``--cudagraph-metrics``: every step with its tokens, its padding and whether it was replayed."""
+    llm, seen = engines(name), []
+    monkeypatch.setattr(
+        llm.llm_engine.logger_manager,
+        "record",
+        lambda *args, scheduler_stats=None, **how: seen.append(scheduler_stats.cudagraph_stats),
+    )
+    prompts = [{"prompt_token_ids": [9, 3 + i, 5]} for i in range(3)]
+    llm.generate(prompts, SamplingParams(temperature=0, max_tokens=4, ignore_eos=True), use_tqdm=False)
+    counted = [stat for stat in seen if stat is not None]
+    if name == "chunked":
+        assert counted == [] and seen, "the flag is off"
+        return
+    rows = [(s.num_unpadded_tokens, s.num_padded_tokens, s.num_paddings, s.runtime_mode) for s in counted]
+    assert rows == [(9, 9, 0, "NONE")] + [(3, 4, 1, "FULL")] * 3

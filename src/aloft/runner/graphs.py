@@ -21,6 +21,8 @@ import numpy as np
 import torch
 from torch_npu import npu
 from torch_npu._C import _weak_ref_tensor
+from vllm.compilation.cuda_graph import CUDAGraphStat
+from vllm.config import CUDAGraphMode
 from vllm.logger import init_logger
 
 from aloft.runner import sampling
@@ -41,6 +43,12 @@ def ladder(sizes: Sequence[int], max_num_reqs: int) -> list[int]:
         table[below + 1 : size + 1] = [size] * (size - below)
         below = size
     return table
+
+
+def statistics(num_tokens: int, graph: DecodeGraph | None) -> CUDAGraphStat:
+    """What ``--cudagraph-metrics`` counts: a step of ``num_tokens`` tokens, replayed from ``graph`` or run eagerly."""
+    padded, mode = (num_tokens, CUDAGraphMode.NONE) if graph is None else (graph.size, CUDAGraphMode.FULL)
+    return CUDAGraphStat(num_tokens, padded, padded - num_tokens, str(mode))
 
 
 @dataclass(slots=True)

@@ -27,7 +27,7 @@ from aloft import models
 from aloft.attention import captured
 from aloft.attention.captured import CapturedAttention
 from aloft.config import AloftConfig
-from aloft.runner import ahead, kv, sampling
+from aloft.runner import ahead, graphs, kv, sampling
 from aloft.runner.ahead import StepAhead
 from aloft.runner.choice import Choice
 from aloft.runner.graphs import DecodeGraph, DecodeGraphs
@@ -63,6 +63,7 @@ class ModelRunner:
         self.model_config = vllm_config.model_config
         self.device = device
         self.asynchronous = bool(vllm_config.scheduler_config.async_scheduling)
+        self.counts_graphs = vllm_config.observability_config.cudagraph_metrics
         self.max_num_reqs = vllm_config.scheduler_config.max_num_seqs
         self.max_num_tokens = vllm_config.scheduler_config.max_num_batched_tokens
         self._model: Any = None
@@ -280,6 +281,8 @@ class ModelRunner:
             self.names = self.batch.req_ids.copy(), self.batch.req_id_to_index.copy()
         output = ModelRunnerOutput(*self.names)
         output.prompt_logprobs_dict = self._prompt_logprobs(executed)
+        if self.counts_graphs:
+            output.cudagraph_stats = graphs.statistics(executed.step.total_num_scheduled_tokens, executed.graph)
         plain = executed.logits is not None and grammar_output is None
         graph = executed.graph if plain else None
         if graph is not None and graph.results is not None and self.stream.query():  # asked before they are read
