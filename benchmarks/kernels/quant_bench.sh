@@ -1,8 +1,9 @@
 #!/bin/bash
-# Builds (into build/) and runs the benchmark of the quantised products against the libraries ./dev.sh installed.
+# Builds (into build/) and runs the benchmark of the quantised products against the libraries `make build` made.
 set -e
 cd "$(dirname "$0")/../.."
-lib=$(readlink -f src/aloft/lib) here=benchmarks/kernels out=build/bench
+here=benchmarks/kernels out=build/bench
+. $here/library.sh
 mkdir -p $out
 flags="-O2 -std=c++17 -Icsrc"
 g++ $flags -mavx2 -mfma -c $here/matmul_bench_avx2.cpp -o $out/avx2.o

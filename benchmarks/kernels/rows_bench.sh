@@ -1,8 +1,9 @@
 #!/bin/bash
-# Builds (into build/) and runs the benchmark of operators on rows against the libraries ./dev.sh installed.
+# Builds (into build/) and runs the benchmark of operators on rows against the libraries `make build` made.
 set -e
 cd "$(dirname "$0")/../.."
-lib=$(readlink -f src/aloft/lib) here=benchmarks/kernels out=build/bench
+here=benchmarks/kernels out=build/bench
+. $here/library.sh
 mkdir -p $out
 g++ -O2 -std=c++17 -Icsrc $here/rows_bench.cpp -o $out/rows_bench -L"$lib" -laloft_kernels -Wl,-rpath,"$lib"
 exec $out/rows_bench "$@"
