@@ -2,9 +2,9 @@
 
 ``aloft::attention_input`` goes from hidden states to the query, with keys and values in the cache; ``aloft::mlp_block``
 from the result of attention to the next layer's hidden states; ``aloft::gated_matmul`` is the gate and up projection
-with SwiGLU; ``aloft::decoder_stack`` is all layers of a model with their attention. The virtual NPU has them as single
-operators; elsewhere ``ensure()`` registers the composites below. Both give the same bits: an operator rounds where the
-composite stores.
+with SwiGLU, a stage of ``mlp_block`` by itself; ``aloft::decoder_stack`` is all layers of a model with their attention.
+The virtual NPU has them as single operators; elsewhere ``ensure()`` registers the composites below. Both give the same
+bits: an operator rounds where the composite stores.
 
 Weights are of the model's dtype, or quantized as ``aloft.ops.projection`` says: ``scales`` and ``schemes`` then hold
 what it takes of each projection, in the order of the arguments.
@@ -158,6 +158,9 @@ def gated_matmul(
     schemes: Sequence[int] = (),
 ) -> torch.Tensor:
     """``silu(g) * u`` with ``[g, u] = x @ gate_up_weight + gate_up_bias``.
+
+    A stage of ``mlp_block``, whose composite calls this function. No layer calls the operator of this name: it is there
+    so that the stage, with its epilogue and its quantized weights, is checked by itself.
 
     x ``[T, W]``, gate_up_weight ``[W, 2 I]`` in FRACTAL_NZ or ND, gate_up_bias ``[2 I]`` or None; returns ``[T, I]``.
     scales, schemes: of the projection where it is quantized.
