@@ -233,6 +233,7 @@ def chat(host: Host = "127.0.0.1", port: Port = 8000) -> None:
 
 @app.command()
 def profile(
+    context: typer.Context,
     model: Annotated[Path | None, typer.Argument(help="Model folder; the demo model where left out.")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Sequences decoded together.")] = 1,
     prompt: Annotated[int, typer.Option(min=1, help="Tokens each sequence begins with.")] = 32,
@@ -240,19 +241,43 @@ def profile(
     steps: Annotated[int, typer.Option(min=1, help="Decode steps timed.")] = 16,
     dtype: Annotated[str, typer.Option(help="bfloat16, float16 or float32.")] = "bfloat16",
     eager: Annotated[bool, typer.Option("--eager", help="No captured graphs, no asynchronous scheduling.")] = False,
+    quantization: Annotated[str | None, typer.Option(help="As vllm serve's.")] = None,
+    kv_cache_dtype: Annotated[str | None, typer.Option(help="As vllm serve's.")] = None,
+    block_size: Annotated[int | None, typer.Option(min=1, help="As vllm serve's.")] = None,
+    max_num_batched_tokens: Annotated[int | None, typer.Option(min=1, help="As vllm serve's.")] = None,
+    additional_config: Annotated[str, typer.Option(help="As vllm serve's, a JSON object; run_ahead stays off.")] = "{}",
+    start: Annotated[bool, typer.Option("--start", help="Where the time of a start goes, not that of a step.")] = False,
+    repeat: Annotated[int, typer.Option(min=1, help="Starts; the one whose time is the median is shown.")] = 1,
     json_output: Annotated[bool, typer.Option("--json", help="Print a JSON object instead of tables.")] = False,
 ) -> None:
     """Show where the time of a step goes, by operator and by part of the engine, on the present runtime."""
+    from aloft.cli import flags
     from aloft.cli.demo_model import ensure
+    from aloft.cli.engine_flags import EngineFlags
     from aloft.cli.profile import Settings
     from aloft.cli.profile import profile as work
     from aloft.cli.serve import require_folder
+    from aloft.cli.start import StartSettings, profile_start
 
+    _refuse_given(context, ("batch", "prompt", "prefill", "steps") if start else ("repeat",), start)
+    told = EngineFlags(
+        flags.additional_config(additional_config), kv_cache_dtype, quantization, max_num_batched_tokens, block_size
+    )
     if model is not None:
         require_folder(model)
     need_runtime()
-    settings = Settings(model or ensure(), dtype, batch, prompt, steps, prefill, eager)
+    if start:
+        raise typer.Exit(profile_start(StartSettings(model or ensure(), dtype, eager, repeat, told), json_output))
+    settings = Settings(model or ensure(), dtype, batch, prompt, steps, prefill, eager, told)
     raise typer.Exit(work(settings, json_output))
+
+
+def _refuse_given(context: typer.Context, names: tuple[str, ...], start: bool) -> None:
+    """Refuses options of steps beside --start, and those of a start without it."""
+    for name in names:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise UserError(f"--{name} is for steps: leave it out." if start else f"--{name} is for --start only.")
 
 
 @app.command()

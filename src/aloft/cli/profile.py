@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import random
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from aloft.cli.engine_flags import EngineFlags, quiet
 from aloft.cli.errors import UserError
 from aloft.cli.reason import told
 from aloft.runtime.capability import computes_beside_host
@@ -41,6 +41,7 @@ class Settings:
     steps: int  # decode steps timed
     prefill: int  # tokens of the prompt whose prefill is timed
     eager: bool
+    flags: EngineFlags = field(default_factory=EngineFlags)
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,9 @@ class Stepped:
         self._text = (settings.model / "tokenizer.json").exists()
         self._timer = timer
         longest = max(settings.prefill, settings.prompt + WARM_UP_STEPS + runs(timer) * settings.steps) + 8
-        overlapped = computes_beside_host() and not settings.eager
+        arguments = settings.flags.without_run_ahead().arguments()
+        arguments.setdefault("max_num_batched_tokens", max(2048, settings.prefill, settings.batch))
+        overlapped = overlaps(settings)
         scheduler = profiled.TimedAsyncScheduler if overlapped else profiled.TimedScheduler
         with told():
             self._llm = LLM(
@@ -75,7 +78,6 @@ class Stepped:
                 dtype=cast(Any, settings.dtype),
                 max_model_len=longest,
                 max_num_seqs=settings.batch,
-                max_num_batched_tokens=max(2048, settings.prefill, settings.batch),
                 enable_prefix_caching=False,
                 disable_log_stats=True,
                 enforce_eager=settings.eager,
@@ -83,7 +85,7 @@ class Stepped:
                 worker_cls=f"{profiled.__name__}.TimedWorker",
                 scheduler_cls=scheduler,
                 async_scheduling=overlapped,
-                additional_config={"run_ahead": False},  # what runs beside the host is no part of its time
+                **arguments,
             )
         self._engine = self._llm.llm_engine
         self._vocabulary = self._llm.model_config.get_vocab_size()
@@ -149,6 +151,12 @@ class Stepped:
         return time.perf_counter() - started, dict(self._clocks)
 
 
+def overlaps(settings: Settings) -> bool:
+    """Whether a step is prepared while the last one computes: where the device does that, or as the user says."""
+    depth = settings.flags.additional_config.get("pipeline_depth", 0)
+    return depth == 2 or (depth == 0 and computes_beside_host() and not settings.eager)
+
+
 def runs(timer: OperatorTimer) -> int:
     """How often the same steps run to be timed."""
     return 2 if timer.slows_host else 1
@@ -188,6 +196,7 @@ def profile(settings: Settings, as_json: bool) -> int:
     """
     from aloft.runtime.timing import TimingUnavailable, operator_timer
 
+    settings.flags.without_run_ahead()
     try:
         timer = operator_timer()
         measured = _measured(settings, timer)
@@ -202,13 +211,7 @@ def profile(settings: Settings, as_json: bool) -> int:
 
 
 def _measured(settings: Settings, timer: OperatorTimer) -> list[Measured]:
-    for name, value in (
-        ("VLLM_ENABLE_V1_MULTIPROCESSING", "0"),
-        ("VLLM_NO_USAGE_STATS", "1"),
-        ("VLLM_LOGGING_LEVEL", "ERROR"),
-        ("HF_HUB_OFFLINE", "1"),
-    ):
-        os.environ.setdefault(name, value)
+    quiet()
     engine = Stepped(settings, timer)
 
     def prefill() -> None:
@@ -223,13 +226,18 @@ def _measured(settings: Settings, timer: OperatorTimer) -> list[Measured]:
         engine.until(made)
 
     prefill()
-    measured = [engine.timed(f"prefill of {settings.prefill} tokens", 1, prefill)]
+    measured = [engine.timed(f"prefill of {settings.prefill} tokens{_chunks(settings)}", 1, prefill)]
     engine.begin(settings.batch, settings.prompt, runs(timer) * settings.steps + WARM_UP_STEPS + 4)
     engine.until(made)
     what = f"decode step, batch {settings.batch}, after {settings.prompt} tokens"
     measured.append(engine.timed(what, settings.steps, decode))
     engine.end()
     return measured
+
+
+def _chunks(settings: Settings) -> str:
+    most = settings.flags.max_num_batched_tokens
+    return "" if most is None or most >= settings.prefill else f" in steps of {most}"
 
 
 def _plain(settings: Settings, notes: list[str], measured: list[Measured]) -> dict[str, Any]:
@@ -254,7 +262,7 @@ def _plain(settings: Settings, notes: list[str], measured: list[Measured]) -> di
 
 def _lines(settings: Settings, notes: list[str], measured: list[Measured]) -> list[str]:
     way = "eager" if settings.eager else "captured where a graph fits"
-    lines = [f"{device_line()}; {settings.model.name}, {settings.dtype}, {way}. Times are of one step.", *notes]
+    lines = [f"{device_line()}; {settings.model.name}, {settings.dtype}, {way}{settings.flags.told()}. Times are of one step.", *notes]
     for entry in measured:
         lines += ["", f"{entry.what}: {1e3 * entry.total:.2f} ms", ""]
         lines.append(f"{'operator':<44} {'calls':>7} {'ms':>9} {'share':>7} {'GB/s':>7} {'GFLOP/s':>8}")
