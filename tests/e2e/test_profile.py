@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import tiny
 
+from aloft.cli import start_phases
+
 LAYERS = tiny.LAYERS
 PREFILL, BATCH, STEPS = 48, 3, 5
 
@@ -31,6 +33,11 @@ timing.operator_timer = Slowing
 from aloft.cli.main import main
 sys.exit(main())
 """
+
+
+def report_of(result: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout.strip().splitlines()[-1])
 
 
 def calls(step: dict[str, Any]) -> dict[str, float]:
@@ -96,3 +103,37 @@ def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     result = profile(tmp_path / "nothing")
     assert result.returncode == 1
     assert result.stderr.strip() == f"aloft: There is no folder {tmp_path / 'nothing'}; give the folder of a model."
+
+
+def test_the_engine_is_the_one_that_is_asked_for(model: Path) -> None:
+    flags = ("--max-num-batched-tokens", "20", "--block-size", "32", "--kv-cache-dtype", "fp8")
+    config = ("--additional-config", '{"fusion_level": "none", "kv_fp8_window": 0}')
+    sizes = ("--prefill", str(PREFILL), "--prompt", "8", "--steps", "2")
+    report = report_of(profile(model, "--json", *sizes, *flags, *config))
+    prefill, decode = report["steps"]
+    assert prefill["what"] == f"prefill of {PREFILL} tokens in steps of 20"
+    assert calls(prefill)["aloft::fp8_attention"] == LAYERS * 3 and calls(decode)["aloft::fp8_attention"] == LAYERS
+    assert calls(decode)["aclnnSwiGlu"] == LAYERS  # an operator of its own: nothing is fused
+    assert report["settings"]["flags"]["block_size"] == 32
+
+
+def test_start(model: Path) -> None:
+    report = report_of(profile(model, "--start", "--json", "--additional-config", '{"num_threads": 1}'))
+    phases = {phase["name"]: phase for phase in report["phases"]}
+    assert set(phases) == set(start_phases.PHASES)
+    assert sum(phase["seconds"] for phase in report["phases"]) == pytest.approx(report["seconds"])
+    assert min(phase["seconds"] for phase in report["phases"]) > 0
+    assert phases[start_phases.REST]["seconds"] < 0.05 * report["seconds"]
+    for phase in report["phases"]:
+        assert sum(phase["imports"].values()) <= phase["seconds"] * (1 + 1e-9)
+    assert phases[start_phases.TORCH]["imports"]["torch"] > 0.1
+    assert phases[start_phases.TORCH_NPU]["imports"]["torch_npu"] > 0.02
+    assert phases[start_phases.VLLM]["imports"]["transformers"] > 0.1
+    assert phases[start_phases.PLUGINS]["imports"]["aloft"] > 0.01
+    assert "torch_npu" not in phases[start_phases.TORCH]["imports"]
+
+
+def test_a_start_that_is_refused_is_one_sentence(model: Path) -> None:
+    result = profile(model, "--start", "--block-size", "7")
+    assert result.returncode == 1 and result.stdout == ""
+    assert result.stderr == "aloft: --block-size must be a multiple of 16 from 16 to 256, not 7.\n"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from aloft import limits
 from aloft.cli.errors import UserError
 
 
@@ -19,10 +20,19 @@ class EngineFlags:
     max_num_batched_tokens: int | None = None
     block_size: int | None = None
 
+    def check(self, dtype: str) -> None:
+        """Refuses what aloft has a sentence for, where vLLM's has a page.
+
+        Raises:
+            UserError: the KV cache is not kept like that beside a model of a dtype, such as "bfloat16".
+        """
+        refusal = None if self.kv_cache_dtype is None else limits.cache_dtype_refusal(self.kv_cache_dtype, dtype)
+        if refusal is not None:
+            raise UserError(refusal)
+
     def arguments(self) -> dict[str, Any]:
         """Arguments of vllm.LLM and of EngineArgs."""
-        said = {name: value for name, value in vars(self).items() if value is not None}
-        return said if self.additional_config else {key: said[key] for key in said if key != "additional_config"}
+        return {name: value for name, value in vars(self).items() if value is not None and value != {}}
 
     def told(self) -> str:
         """For people: `, fusion_level none, block_size 32`; nothing where all is left out."""
@@ -41,8 +51,7 @@ class EngineFlags:
                 "additional_config run_ahead stays off in a profile: what runs beside the host's thread is no part of "
                 "its time. Leave it out."
             )
-        changed = {**self.additional_config, "run_ahead": False}
-        return EngineFlags(**{**vars(self), "additional_config": changed})
+        return replace(self, additional_config={**self.additional_config, "run_ahead": False})
 
 
 def quiet() -> None:

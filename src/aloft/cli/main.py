@@ -250,7 +250,7 @@ def profile(
     repeat: Annotated[int, typer.Option(min=1, help="Starts; the one whose time is the median is shown.")] = 1,
     json_output: Annotated[bool, typer.Option("--json", help="Print a JSON object instead of tables.")] = False,
 ) -> None:
-    """Show where the time of a step goes, by operator and by part of the engine, on the present runtime."""
+    """Show where the time of a step goes, by operator and by part of the engine, or that of a start, phase by phase."""
     from aloft.cli import flags
     from aloft.cli.demo_model import ensure
     from aloft.cli.engine_flags import EngineFlags
@@ -263,6 +263,9 @@ def profile(
     told = EngineFlags(
         flags.additional_config(additional_config), kv_cache_dtype, quantization, max_num_batched_tokens, block_size
     )
+    told.check(dtype)
+    if not start:
+        told.without_run_ahead()
     if model is not None:
         require_folder(model)
     need_runtime()

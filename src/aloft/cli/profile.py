@@ -196,7 +196,6 @@ def profile(settings: Settings, as_json: bool) -> int:
     """
     from aloft.runtime.timing import TimingUnavailable, operator_timer
 
-    settings.flags.without_run_ahead()
     try:
         timer = operator_timer()
         measured = _measured(settings, timer)
@@ -262,7 +261,8 @@ def _plain(settings: Settings, notes: list[str], measured: list[Measured]) -> di
 
 def _lines(settings: Settings, notes: list[str], measured: list[Measured]) -> list[str]:
     way = "eager" if settings.eager else "captured where a graph fits"
-    lines = [f"{device_line()}; {settings.model.name}, {settings.dtype}, {way}{settings.flags.told()}. Times are of one step.", *notes]
+    what = f"{settings.model.name}, {settings.dtype}, {way}{settings.flags.told()}"
+    lines = [f"{device_line()}; {what}. Times are of one step.", *notes]
     for entry in measured:
         lines += ["", f"{entry.what}: {1e3 * entry.total:.2f} ms", ""]
         lines.append(f"{'operator':<44} {'calls':>7} {'ms':>9} {'share':>7} {'GB/s':>7} {'GFLOP/s':>8}")

@@ -69,7 +69,7 @@ def _measured(settings: StartSettings) -> Start:
     arguments = {"dtype": settings.dtype, "enforce_eager": settings.eager, **settings.flags.arguments()}
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
-        order = {"model": str(settings.model), "arguments": arguments, "report": str(report)}
+        order: dict[str, Any] = {"model": str(settings.model), "arguments": arguments, "report": str(report)}
         order["began"] = time.perf_counter()  # the machine's clock, which the started process reads too
         command = [sys.executable, "-m", "aloft.cli.started", json.dumps(order)]
         result = subprocess.run(command, capture_output=True, text=True, check=False)

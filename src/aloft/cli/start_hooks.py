@@ -1,6 +1,6 @@
 """Worker and loader with a clock, for `aloft profile --start`: given to vLLM through its own options and registry.
 
-`CLOCK` is set by `aloft.cli.started` before vLLM makes either.
+`aloft.cli.started` puts its own clock in `CLOCK`'s place before vLLM makes either.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from aloft.cli.start_phases import (
 )
 from aloft.runner.worker import AloftWorker
 
-CLOCK: Clock
+CLOCK = Clock(0.0)
 
 
 class TimedWorker(AloftWorker):
