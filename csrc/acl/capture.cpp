@@ -189,10 +189,18 @@ Model* find_model(void* handle, const char* call, aclError* code) {
 
 }  // namespace
 
-aclError divert(Stream* stream, std::unique_ptr<Node> node) {
+aclError divert(Stream* stream, std::unique_ptr<Node> node, const Touch* touches, size_t count) {
+  // Work that was queued before the capture, or runs beside it, may still need what the node will write.
+  const bool writes = std::any_of(touches, touches + count, [](const Touch& t) { return t.use == Use::Writes; });
+  const bool poison = writes && aloftPoisonSwitch() && settled(stream->context->device);
   {
     std::lock_guard<std::mutex> lock(captures().mutex);
     if (stream->capture) {
+      if (touches) {
+        stream->capture->poison.note(touches, count, poison);
+      } else if (!dynamic_cast<SyncNode*>(node.get())) {
+        stream->capture->poison.note_unknown();
+      }
       add_node(*stream->capture, stream, std::move(node));
       return kOk;
     }

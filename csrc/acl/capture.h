@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "acl/event.h"
+#include "acl/poison.h"
 #include "acl/stream.h"
 
 namespace aloft {
@@ -40,6 +41,7 @@ struct Capture {
   std::map<std::shared_ptr<EventState>, StreamClock> events;  // at their last record
   std::shared_ptr<TaskGroup> group;                           // being filled
   Stream* group_stream = nullptr;
+  CapturePoison poison;
   std::string broken;  // not empty: why the capture is invalid
 };
 

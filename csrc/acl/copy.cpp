@@ -2,6 +2,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <array>
 #include <cstring>
 #include <vector>
 
@@ -139,9 +140,12 @@ ALOFT_API aclError aclrtMemcpyAsync(void* to, size_t room, const void* from, siz
     });
     return code == kOk ? aloftDrainStream(handle) : code;
   }
-  return launch(handle, copy_name(kind), [=] {
+  const auto move = [=] {
     std::memmove(to, from, count);
     return kOk;
+  };
+  return launch(handle, copy_name(kind), move, [=] {
+    return std::array{Touch::bytes(Use::Keeps, from, count), Touch::bytes(Use::Writes, to, count)};
   });
 }
 
@@ -182,10 +186,11 @@ ALOFT_API aclError aclrtMemset(void* to, size_t room, int32_t value, size_t coun
 ALOFT_API aclError aclrtMemsetAsync(void* to, size_t room, int32_t value, size_t count, aclrtStream stream) {
   const aclError code = check_fill("aclrtMemsetAsync", to, room, count);
   if (code != kOk || count == 0) return code;
-  return launch(stream, "fill", [=] {
+  const auto work = [=] {
     fill(to, value, count);
     return kOk;
-  });
+  };
+  return launch(stream, "fill", work, [=] { return std::array{Touch::bytes(Use::Writes, to, count)}; });
 }
 
 static aclError copy_batch(void** to, size_t* rooms, void** from, size_t* sizes, size_t n, size_t* failed,

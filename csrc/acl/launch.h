@@ -6,11 +6,13 @@
 // Included by libopapi, libhccl and libaloft_torch; implemented by libascendcl.
 #pragma once
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <type_traits>
 #include <utility>
 
 #include "acl/abi.h"
+#include "acl/touch.h"
 
 namespace aloft {
 
@@ -75,6 +77,12 @@ ALOFT_API int aloftLaunchBegin(aclrtStream stream, const char* name, aclError* e
 ALOFT_API void aloftLaunchEnd(aclrtStream stream, const char* name, aclError result);
 // Takes ownership of `node`, whatever it returns.
 ALOFT_API aclError aloftLaunchNode(aclrtStream stream, aloft::Node* node);
+// 1 when what is recorded on `stream` is to be poisoned where it will be written (strict mode, a capture): the node is
+// then handed over with all memory it reads or writes. A node without (aloftLaunchNode) ends the poisoning of its
+// capture, since nobody knows what it reads.
+ALOFT_API int aloftPoisonsRecorded(aclrtStream stream);
+ALOFT_API aclError aloftLaunchTouching(aclrtStream stream, aloft::Node* node, const aloft::Touch* touches,
+                                       size_t count);
 
 // Waits until `stream` has nothing pending; free of cost when it has nothing (inline mode).
 // Refuses with an error while the stream is being captured.
@@ -116,9 +124,23 @@ void note_work(F&& work) {
   }
 }
 
-// f: () -> aclError, copyable or movable, owning what it captures by value.
-template <class F>
-aclError launch(aclrtStream stream, const char* name, F&& f) {
+// Hands `node` to a stream that takes nodes. touches: () -> a container of Touch, all memory the node reads or writes;
+// null: nothing is known of it.
+template <class T>
+aclError launch_node(aclrtStream stream, Node* node, T&& touches) {
+  if constexpr (!std::is_same_v<std::decay_t<T>, std::nullptr_t>) {
+    if (aloftPoisonsRecorded(stream)) {
+      const auto all = touches();
+      return aloftLaunchTouching(stream, node, all.data(), all.size());
+    }
+  }
+  return aloftLaunchNode(stream, node);
+}
+
+// f: () -> aclError, copyable or movable, owning what it captures by value. touches: as launch_node takes it; asked
+// before this returns, never in a replay.
+template <class F, class T = std::nullptr_t>
+aclError launch(aclrtStream stream, const char* name, F&& f, T&& touches = nullptr) {
   aclError error = kOk;
   switch (aloftLaunchBegin(stream, name, &error)) {
     case kRunNow: {
@@ -127,7 +149,7 @@ aclError launch(aclrtStream stream, const char* name, F&& f) {
       return result;
     }
     case kDefer:
-      return aloftLaunchNode(stream, new FunctionNode<std::decay_t<F>>(name, std::forward<F>(f)));
+      return launch_node(stream, new FunctionNode<std::decay_t<F>>(name, std::forward<F>(f)), touches);
     default:
       return error;
   }

@@ -596,6 +596,24 @@ bool waits_for_host(Stream* stream) {
   }
 }
 
+bool settled(int device) {
+  join_beside(device);
+  const auto until = Clock::now() + std::chrono::seconds(1);
+  for (;;) {
+    const uint64_t seen = progress();
+    bool pending = false;
+    {
+      std::shared_lock<std::shared_mutex> lock(streams().mutex);
+      for (const Stream* stream : streams().live) {
+        pending = pending || (stream->context->device == device && stream->pending.load() > 0);
+      }
+    }
+    if (!pending) return true;
+    if ((all_blocked() && progress() == seen) || Clock::now() > until) return false;
+    wait_progress(seen, 2);
+  }
+}
+
 aclError quiesce(int device, const char* what) {
   if (inline_mode() && streams().blocked.load() == 0) return kOk;
   join_beside(device);

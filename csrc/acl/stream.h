@@ -110,6 +110,9 @@ aclError synchronize_context(Context* context, int timeout_ms);
 aclError wait_until(const std::function<bool()>& done, int timeout_ms, const char* what);
 // Waits until `stream` is idle (false) or can only go on by something that is issued later (true).
 bool waits_for_host(Stream* stream);
+// Waits until no stream of the device has anything pending, at most for a second (a callback may need the lock that the
+// caller holds). False: something is, perhaps because it can only go on by what is issued later.
+bool settled(int device);
 // Waits until every stream of the device is idle; failures stay for their own synchronisation. For calls that take
 // memory away from under queued work.
 aclError quiesce(int device, const char* what);
@@ -135,8 +138,9 @@ uint64_t progress();
 uint64_t wait_progress(uint64_t seen, int timeout_ms);
 
 // Entry points of capture.cpp.
-// Records `node` into the capture or task update the stream is in. Takes ownership.
-aclError divert(Stream* stream, std::unique_ptr<Node> node);
+// Records `node` into the capture or task update the stream is in. Takes ownership. touches: what it does to memory,
+// null: not known. (Nodes that only order streams do nothing to memory.)
+aclError divert(Stream* stream, std::unique_ptr<Node> node, const Touch* touches = nullptr, size_t count = 0);
 bool capturing(Stream* stream);
 struct EventState;
 aclError divert_record(Stream* stream, const std::shared_ptr<EventState>& state);

@@ -31,12 +31,20 @@ ALOFT_API void aloftLaunchEnd(aclrtStream handle, const char* name, aclError res
 }
 
 ALOFT_API aclError aloftLaunchNode(aclrtStream handle, Node* node) {
+  return aloftLaunchTouching(handle, node, nullptr, 0);
+}
+
+ALOFT_API aclError aloftLaunchTouching(aclrtStream handle, Node* node, const Touch* touches, size_t count) {
   std::unique_ptr<Node> owned(node);
   aclError code = kOk;
   Stream* stream = find_stream(handle, &code);
   if (!stream) return code;
-  if (stream->diverted.load(std::memory_order_relaxed)) return divert(stream, std::move(owned));
+  if (stream->diverted.load(std::memory_order_relaxed)) return divert(stream, std::move(owned), touches, count);
   return submit(stream, Step{std::move(owned), nullptr, 0});
+}
+
+ALOFT_API int aloftPoisonsRecorded(aclrtStream stream) {
+  return aloftPoisonSwitch().load(std::memory_order_relaxed) && aloftStreamIsCapturing(stream);
 }
 
 ALOFT_API aclError aloftDrainStream(aclrtStream handle) {

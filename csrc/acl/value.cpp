@@ -56,11 +56,14 @@ aclError check_value(const char* call, const void* address) {
   return check_device_operand(address, 8, call, "value");
 }
 
-aclError issue(aclrtStream handle, std::unique_ptr<Node> node) {
+aclError issue(aclrtStream handle, std::unique_ptr<Node> node, const void* address) {
   aclError code = kOk;
   Stream* stream = find_stream(handle, &code);
   if (!stream) return code;
-  if (stream->diverted.load(std::memory_order_relaxed)) return divert(stream, std::move(node));
+  if (stream->diverted.load(std::memory_order_relaxed)) {
+    const Touch value = Touch::bytes(Use::Keeps, address, 8);
+    return divert(stream, std::move(node), &value, 1);
+  }
   return submit(stream, Step{std::move(node), nullptr, 0});
 }
 
@@ -73,12 +76,12 @@ ALOFT_API aclError aclrtValueWrite(void* address, uint64_t value, uint32_t flag,
   const aclError code = check_value("aclrtValueWrite", address);
   if (code != kOk) return code;
   if (flag != 0) return fail(kRtInvalidParam, "aclrtValueWrite: flag %u is reserved and must be 0", flag);
-  return issue(stream, std::make_unique<ValueWriteNode>(address, value));
+  return issue(stream, std::make_unique<ValueWriteNode>(address, value), address);
 }
 
 ALOFT_API aclError aclrtValueWait(void* address, uint64_t value, uint32_t flag, aclrtStream stream) {
   const aclError code = check_value("aclrtValueWait", address);
   if (code != kOk) return code;
   if (flag > kNor) return fail(kRtInvalidParam, "aclrtValueWait: flag %u is not a comparison (0 to 3)", flag);
-  return issue(stream, std::make_unique<ValueWaitNode>(address, value, flag));
+  return issue(stream, std::make_unique<ValueWaitNode>(address, value, flag), address);
 }

@@ -115,12 +115,14 @@ void plan_pse(Plan* p, const FusionAttention& a) {
                 t.shape_text().c_str(), ll(p->batch), ll(p->heads), ll(queries), ll(keys));
 }
 
-void plan_common(Plan* plan, const FusionAttention& a) {
+// result: the role of what the forward pass computes.
+void plan_common(Plan* plan, const FusionAttention& a, decltype(&in) result) {
   Plan& p = *plan;
   p.q = in("query", a.query), p.k = in("key", a.key), p.v = in("value", a.value);
   p.q_rope = given("query_rope", a.query_rope), p.k_rope = given("key_rope", a.key_rope);
-  p.out = in("attention_out", a.out), p.max = in("softmax_max", a.softmax_max),
-  p.sum = in("softmax_sum", a.softmax_sum);
+  p.out = result("attention_out", a.out, Layout::RowMajor);
+  p.max = result("softmax_max", a.softmax_max, Layout::RowMajor);
+  p.sum = result("softmax_sum", a.softmax_sum, Layout::RowMajor);
   if (given("padding_mask", a.padding_mask).present)
     fail(kParamInvalid, "padding_mask is given: the operator does not use it");
   p.layout = a.layout ? a.layout : "";
@@ -358,7 +360,7 @@ void run_backward(const Plan& plan) {
 
 Work plan_fusion_attention(const FusionAttention& a) {
   auto plan = std::make_shared<Plan>();
-  plan_common(plan.get(), a);
+  plan_common(plan.get(), a, out);
   if (plan->out.numel() == 0) return nullptr;
   return [plan] { run_forward(*plan); };
 }
@@ -366,7 +368,7 @@ Work plan_fusion_attention(const FusionAttention& a) {
 Work plan_fusion_attention_grad(const FusionAttention& a, const FusionAttentionGrad& g) {
   auto plan = std::make_shared<Plan>();
   Plan& p = *plan;
-  plan_common(&p, a);
+  plan_common(&p, a, in);
   p.dy = in("dy", g.dy);
   p.dq = out("dq", g.dq), p.dk = out("dk", g.dk), p.dv = out("dv", g.dv);
   ALOFT_REQUIRE(p.dy.same_shape(p.out) && p.dy.dtype == p.out.dtype, "dy must be %s %s like attention_out, got %s %s",

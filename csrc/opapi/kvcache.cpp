@@ -194,8 +194,8 @@ ALOFT_ACLNN(ScatterPaKvCache,
   require(V.dtype == K.dtype, "value must have the dtype of key (%s), got %s", dtype_name(K.dtype),
           dtype_name(V.dtype));
   limit(Slots.contiguous(), "slot_mapping is not contiguous: hardware would write wrong values");
-  const Cache KC = check_cache("key_cache", out("key_cache", key_cache, Layout::Any), "key", K, nz);
-  const Cache VC = check_cache("value_cache", out("value_cache", value_cache, Layout::Any), "value", V, nz);
+  const Cache KC = check_cache("key_cache", inout("key_cache", key_cache, Layout::Any), "key", K, nz);
+  const Cache VC = check_cache("value_cache", inout("value_cache", value_cache, Layout::Any), "value", V, nz);
   require(KC.blocks == VC.blocks && KC.block_size == VC.block_size,
           "key_cache has %lld blocks of %lld slots, value_cache %lld of %lld", static_cast<long long>(KC.blocks),
           static_cast<long long>(KC.block_size), static_cast<long long>(VC.blocks),
@@ -219,7 +219,7 @@ ALOFT_ACLNN(ScatterPaCache,
   const Tensor K = in("key", key), Slots = in("slot_mapping", slot_mapping);
   check_index_dtype("slot_mapping", Slots);
   check_tokens("key", K, Slots);
-  const Cache KC = check_cache("key_cache", out("key_cache", key_cache, Layout::Any), "key", K, nz);
+  const Cache KC = check_cache("key_cache", inout("key_cache", key_cache, Layout::Any), "key", K, nz);
   if (!Slots.numel()) return nullptr;
   const bool strict = contract() == Contract::Strict;
   return [=] { scatter(K, KC, read_slots(Slots, KC, "key_cache", strict)); };
@@ -260,7 +260,7 @@ ALOFT_ACLNN(GatherPaKvCache,
              const char* cache_mode, bool is_cumsum),
             (key_cache, value_cache, block_tables, seq_lens, key, value, seq_offset, cache_mode, is_cumsum)) {
   const bool nz = is_nz_mode(cache_mode);
-  const Tensor K = out("key", key), V = out("value", value), Table = in("block_tables", block_tables);
+  const Tensor K = inout("key", key), V = inout("value", value), Table = in("block_tables", block_tables);
   const Tensor Lens = in("seq_lens", seq_lens), Offsets = optional("seq_offset", seq_offset);
   check_cache_dtype("key", K);
   require(K.ndim >= 2 && V.ndim >= 2, "key and value must be [tokens, heads, size]");
@@ -309,7 +309,7 @@ ALOFT_ACLNN(GatherPaKvCache,
 // var[indices[i]] = updates[i]; indices [..., k] address the first k dimensions of var.
 ALOFT_ACLNN(ScatterNdUpdate, (const aclTensor* var, const aclTensor* indices, const aclTensor* updates),
             (var, indices, updates)) {
-  const Tensor Var = out("varRef", var), I = in("indices", indices), U = in("updates", updates);
+  const Tensor Var = inout("varRef", var), I = in("indices", indices), U = in("updates", updates);
   require(dtype_size(Var.dtype) > 0, "varRef cannot be %s", dtype_name(Var.dtype));
   require(U.dtype == Var.dtype, "updates must have the dtype of varRef (%s), got %s", dtype_name(Var.dtype),
           dtype_name(U.dtype));

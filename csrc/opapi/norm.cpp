@@ -248,7 +248,7 @@ ALOFT_ACLNN(LayerNorm,
   LayerNormTensors t;
   t.x = in("input", input), t.y = out("out", y);
   t.gamma = optional("weight", weight), t.beta = optional("bias", bias);
-  t.mean = optional("mean", mean), t.rstd = optional("rstd", rstd);
+  t.mean = optional_out("mean", mean), t.rstd = optional_out("rstd", rstd);
   return plan_layer_norm(t, check_normalized(t.x, normalized_shape), eps);
 }
 
@@ -310,10 +310,10 @@ ALOFT_ACLNN(AddLayerNorm,
   require(!bias, "bias is not supported, add it to x2");
   LayerNormTensors t;
   t.x = in("x1", x1), t.residual = in("x2", x2), t.gamma = in("gamma", gamma), t.beta = in("beta", beta);
-  t.y = out("y", y), t.mean = optional("mean", mean), t.rstd = optional("rstd", rstd);
+  t.y = out("y", y), t.mean = optional_out("mean", mean), t.rstd = optional_out("rstd", rstd);
   check_like("x2", t.residual, "x1", t.x);
   const Matrix m = check_weight("gamma", t.gamma, "x1", t.x);
-  const Tensor X = optional("x", x);
+  const Tensor X = optional_out("x", x);
   if (additional_output) {
     t.sum = out("x", x);
     check_like("x", t.sum, "x1", t.x);

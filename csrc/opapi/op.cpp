@@ -1,6 +1,7 @@
 // Planning and running of aclnn operators, and how they refuse a call.
 #include "opapi/op.h"
 
+#include <algorithm>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
@@ -9,6 +10,7 @@
 #include <mutex>
 #include <set>
 #include <utility>
+#include <vector>
 
 #include "kernels/strided.h"
 
@@ -17,6 +19,7 @@
 struct aclOpExecutor {
   const char* name = nullptr;
   aloft::Work work;
+  std::vector<aloft::Touch> touches;  // strict mode: what the work does to memory
   bool planned = false;
   bool repeatable = false;
   aclOpExecutor* previous = nullptr;  // in the list of planned operators, oldest first
@@ -41,7 +44,7 @@ constexpr int kMaxPlanned = 65536;
 
 class Executors {
  public:
-  aclOpExecutor* plan(const char* name, Work&& work) {
+  aclOpExecutor* plan(const char* name, Work&& work, std::vector<Touch>&& touches) {
     Work abandoned;  // destroyed outside the lock
     std::lock_guard<std::mutex> lock(mutex_);
     if (count_ >= kMaxPlanned) {
@@ -56,6 +59,7 @@ class Executors {
     }
     e->name = name;
     e->work = std::move(work);
+    e->touches = std::move(touches);
     e->planned = true;
     e->repeatable = false;
     e->previous = last_;
@@ -67,14 +71,16 @@ class Executors {
   }
 
   // The work of a planned operator; takes it out of the list unless it may run again.
-  bool take(aclOpExecutor* e, bool destroy, const char** name, Work* work) {
+  bool take(aclOpExecutor* e, bool destroy, const char** name, Work* work, std::vector<Touch>* touches) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (!e->planned) return false;
     *name = e->name;
     if (e->repeatable && !destroy) {
       *work = e->work;
+      *touches = e->touches;
     } else {
       *work = std::move(e->work);
+      *touches = std::move(e->touches);
       e->work = nullptr;
       unlink(e);
     }
@@ -166,7 +172,28 @@ aclError guarded(const char* name, F&& f) {
   }
 }
 
-Tensor checked(const char* name, const aclTensor* t, Layout layout) {
+// The operands of the operator being planned in this thread; null: nobody asks.
+thread_local std::vector<Touch>* t_touches = nullptr;
+
+void note_touch(const Tensor& t, Use use) {
+  if (!t.data || !t.numel()) return;
+  const size_t item = dtype_size(t.dtype);
+  if (is_internal(t.format) || item == 0) {  // the whole of its storage; types without bytes have at most a byte each
+    int64_t elements = 1;
+    for (int d = 0; d < t.storage_ndim; ++d) elements *= t.storage[d];
+    const size_t size = item ? item : 1;
+    const char* begin = t.ptr<char>() - t.offset * static_cast<int64_t>(item);
+    t_touches->push_back(Touch::bytes(Use::Keeps, begin, static_cast<size_t>(elements) * size));
+    return;
+  }
+  Touch touch;
+  touch.use = use, touch.data = t.data, touch.item = item, touch.ndim = t.ndim;
+  std::copy(t.sizes, t.sizes + t.ndim, touch.sizes);
+  std::copy(t.strides, t.strides + t.ndim, touch.strides);
+  t_touches->push_back(touch);
+}
+
+Tensor checked(const char* name, const aclTensor* t, Layout layout, Use use) {
   const Tensor& view = t->view;
   if (view.ndim > kMaxDims) {
     fail(kParamInvalid, "%s has %d dimensions, operators take at most %d", name, view.ndim, kMaxDims);
@@ -176,6 +203,7 @@ Tensor checked(const char* name, const aclTensor* t, Layout layout) {
          format_name(view.format), static_cast<int>(view.format));
   }
   if (!view.data && view.numel()) fail(kParamInvalid, "%s has no memory (its storage was freed or resized to 0)", name);
+  if (t_touches) note_touch(view, use);
   return view;
 }
 
@@ -227,14 +255,24 @@ void limit(bool ok, const char* format, ...) {
                error.text.c_str());
 }
 
-Tensor in(const char* name, const aclTensor* t, Layout layout) {
+static Tensor required(const char* name, const aclTensor* t, Layout layout, Use use) {
   if (!t) fail(kParamNull, "%s is missing", name);
-  return checked(name, t, layout);
+  return checked(name, t, layout, use);
 }
 
-Tensor out(const char* name, const aclTensor* t, Layout layout) { return in(name, t, layout); }
+Tensor in(const char* name, const aclTensor* t, Layout layout) { return required(name, t, layout, Use::Keeps); }
 
-Tensor optional(const char* name, const aclTensor* t, Layout layout) { return t ? checked(name, t, layout) : Tensor(); }
+Tensor out(const char* name, const aclTensor* t, Layout layout) { return required(name, t, layout, Use::Writes); }
+
+Tensor inout(const char* name, const aclTensor* t, Layout layout) { return required(name, t, layout, Use::Keeps); }
+
+Tensor optional(const char* name, const aclTensor* t, Layout layout) {
+  return t ? checked(name, t, layout, Use::Keeps) : Tensor();
+}
+
+Tensor optional_out(const char* name, const aclTensor* t, Layout layout) {
+  return t ? checked(name, t, layout, Use::Writes) : Tensor();
+}
 
 Tensor optional(const aclTensor* t) { return optional("an optional operand", t); }
 
@@ -303,6 +341,14 @@ void poison(const Tensor& t) {
   strided_fill(t.data, t.strides, t.sizes, t.ndim, pattern, dtype_size(t.dtype));
 }
 
+namespace {
+struct Touching {
+  std::vector<Touch>* outer = t_touches;
+  explicit Touching(std::vector<Touch>* touches) { t_touches = touches; }
+  ~Touching() { t_touches = outer; }
+};
+}  // namespace
+
 aclError plan_operator(const char* name, uint64_t* workspace_size, aclOpExecutor** executor,
                        const std::function<Work()>& plan) {
   if (!workspace_size || !executor) {
@@ -312,21 +358,27 @@ aclError plan_operator(const char* name, uint64_t* workspace_size, aclOpExecutor
   *executor = nullptr;
   return guarded(name, [&] {
     if (!contract_setting().wrong.empty()) contract();  // says what is wrong with ALOFT_CONTRACT
-    *executor = executors().plan(name, plan());
+    std::vector<Touch> touches;
+    const Touching touching(aloftPoisonSwitch().load(std::memory_order_relaxed) ? &touches : nullptr);
+    Work work = plan();
+    *executor = executors().plan(name, std::move(work), std::move(touches));
   });
 }
 
 aclError run_operator(aclOpExecutor* executor, aclrtStream stream) {
   const char* name = "aclnn operator";
   Work work;
+  std::vector<Touch> touches;
   if (!executor) {
     return report(name, {kParamNull, "the executor is null: GetWorkspaceSize failed or was not called"});
   }
-  if (!executors().take(executor, false, &name, &work)) {
+  if (!executors().take(executor, false, &name, &work, &touches)) {
     return report(name, {kParamInvalid, "the executor was used before; each run needs its own GetWorkspaceSize"});
   }
   if (!work) return kOk;  // an operator with nothing to do (empty operands)
-  return launch(stream, name, [name, work = std::move(work)] { return guarded(name, work); });
+  return launch(
+      stream, name, [name, work = std::move(work)] { return guarded(name, work); },
+      [&]() -> std::vector<Touch>& { return touches; });
 }
 
 }  // namespace aloft
@@ -340,7 +392,8 @@ ALOFT_API int aclSetAclOpExecutorRepeatable(aclOpExecutor* executor) {
 ALOFT_API int aclDestroyAclOpExecutor(aclOpExecutor* executor) {
   const char* name;
   aloft::Work work;
-  if (executor && aloft::executors().take(executor, true, &name, &work)) return aloft::kOk;
+  std::vector<aloft::Touch> touches;
+  if (executor && aloft::executors().take(executor, true, &name, &work, &touches)) return aloft::kOk;
   aloftSetError("aclDestroyAclOpExecutor: not a planned executor");
   return aloft::kParamInvalid;
 }

@@ -61,7 +61,11 @@ void poison(const Tensor& t);
 enum class Layout { RowMajor, Any };
 Tensor in(const char* name, const aclTensor* t, Layout layout = Layout::RowMajor);   // required
 Tensor out(const char* name, const aclTensor* t, Layout layout = Layout::RowMajor);  // required
+// Required: written in part (a cache), what it holds elsewhere stays. out() is for operands that are written whole;
+// what a graph's capture records is poisoned there in strict mode, unless it is an input as well.
+Tensor inout(const char* name, const aclTensor* t, Layout layout = Layout::RowMajor);
 Tensor optional(const char* name, const aclTensor* t, Layout layout = Layout::RowMajor);
+Tensor optional_out(const char* name, const aclTensor* t, Layout layout = Layout::RowMajor);
 Tensor optional(const aclTensor* t);  // absent: a Tensor that tests false
 // Either `t` itself or, if its memory is not contiguous row-major, a gathered copy held by *holder
 // (made when the work runs, so call it inside the work).

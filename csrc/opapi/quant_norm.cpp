@@ -114,7 +114,7 @@ Work plan_add_quant(const aclTensor* x1, const aclTensor* x2, const aclTensor* g
     require(!optional("zero_points2", zero2), "zero_points2 is given without scales2");
   }
   if (!p.x.numel()) return nullptr;
-  const Tensor unused = p.branch[1].y ? Tensor() : optional("y2", y2);
+  const Tensor unused = p.branch[1].y ? Tensor() : optional_out("y2", y2);
   return [shared, unused] {
     run(*shared);
     poison(unused);
@@ -131,7 +131,7 @@ Work plan_quant(const aclTensor* x, const aclTensor* gamma, const aclTensor* bet
   p.branch[0] = {in("scale", scale), optional("offset", offset), out("y", y), {}, false, divide};
   p.branch[0].form = quant_out("y", p.branch[0].y, "x", p.x);
   check_static("scale", p.branch[0].scale, "offset", p.branch[0].zero, p.x, true);
-  if (const Tensor r = optional("rstd", rstd); r && r.numel() > 0) {
+  if (const Tensor r = optional_out("rstd", rstd); r && r.numel() > 0) {
     require(r.dtype == DType::F32 && r.numel() == p.args.rows && r.contiguous(), "rstd must be float32, one a row");
     p.rstd = r;
   }

@@ -142,7 +142,7 @@ void quantize_across(const Tensor& X, const void* x, const float* smooth, bool c
 Work plan_dynamic(const aclTensor* x, const aclTensor* smooth, const aclTensor* group, bool symmetric, const char* mode,
                   const aclTensor* y, const aclTensor* scale, const aclTensor* offset) {
   const Tensor X = in("x", x), M = optional("smooth_scales", smooth), G = optional("group_index", group);
-  const Tensor Y = out("y", y), S = out("scale", scale), Z = optional("offset", offset);
+  const Tensor Y = out("y", y), S = out("scale", scale), Z = optional_out("offset", offset);
   check_float("x", X);
   limit(X.dtype != DType::F32, "x is float32, the operator takes float16 and bfloat16");
   require(X.ndim >= 2, "x has the shape %s, it must have at least two dimensions", X.shape_text().c_str());

@@ -160,7 +160,7 @@ ALOFT_ACLNN(RotaryPositionEmbeddingGrad,
              const aclTensor* dx, const aclTensor* dcos, const aclTensor* dsin),
             (dy, cos, sin, x, mode, dx, dcos, dsin)) {
   const Tensor DY = in("dy", dy), C = in("cos", cos), S = in("sin", sin), X = optional("x", x);
-  const Tensor DX = out("dx", dx), DC = optional("dcos", dcos), DS = optional("dsin", dsin);
+  const Tensor DX = out("dx", dx), DC = optional_out("dcos", dcos), DS = optional_out("dsin", dsin);
   const bool adjacent = pairs_of_mode(mode) == Pairs::Adjacent;
   check_float("dy", DY);
   check_width("dy", DY);

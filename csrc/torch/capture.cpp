@@ -12,6 +12,7 @@
 #include "torch/generator.h"
 #include "torch/host_kernels.h"
 #include "torch/route.h"
+#include "torch/touches.h"
 
 namespace aloft::torch_route {
 namespace {
@@ -162,6 +163,22 @@ bool run_meta(const Operator& op, torch::jit::Stack* stack) {
   return true;
 }
 
+// What a replay of the call reads and writes, in strict mode (else nobody asks).
+std::vector<Touch> touched(const Operator& op, const torch::jit::Stack& arguments, const std::vector<Output>& outputs) {
+  std::vector<Touch> all;
+  if (!aloftPoisonSwitch().load(std::memory_order_relaxed)) return all;
+  for (const auto& arg : op.special) {
+    if (arg.kind == ArgKind::Generator || arg.kind == ArgKind::Device) continue;
+    c10::IValue value = arguments[arg.index];
+    each_tensor(value, [&](const at::Tensor& t) {
+      add_touch(arg.overwritten ? Use::Writes : Use::Keeps, t, &all);
+      return t;
+    });
+  }
+  for (const Output& output : outputs) add_touch(Use::Writes, output.to, &all);
+  return all;
+}
+
 bool only_written_results(const Operator& op) {
   for (const auto& result : op.handle.schema().returns())
     if (!result.alias_info() || !result.alias_info()->isWrite()) return false;
@@ -261,6 +278,7 @@ void record(const Operator& op, Call& call, aclrtStream stream, torch::jit::Stac
   aclError error = kOk;
   const int mode = aloftLaunchBegin(stream, op.name, &error);
   if (mode == kRefused) raise(error, op.name);
+  const auto touches = touched(op, arguments, outputs);
   Node* node = small_copy(op, arguments);
   if (!node) node = new RouteNode(op, std::move(arguments), std::move(outputs), std::move(generator));
   if (mode == kRunNow) {  // the capture ended meanwhile
@@ -268,7 +286,7 @@ void record(const Operator& op, Call& call, aclrtStream stream, torch::jit::Stac
     aloftLaunchEnd(stream, op.name, error);
     delete node;
   } else {
-    error = aloftLaunchNode(stream, node);
+    error = launch_node(stream, node, [&]() -> const std::vector<Touch>& { return touches; });
   }
   if (error != kOk) raise(error, op.name);
   stack->erase(stack->begin() + first, stack->end());

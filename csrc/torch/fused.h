@@ -39,19 +39,20 @@ size_t padded_bytes(int64_t elements, DType dtype);
 // is reused by later work of the stream only.
 at::Tensor scratch(size_t bytes, const at::Tensor& like);
 
-// Launches `work` on the current stream of the device of `out`; raises what it reports.
-template <class F>
-void run(const char* op, const at::Tensor& out, F&& work);
+// Launches `work` on the current stream of the device of `out`; raises what it reports. touches: as launch() takes it.
+template <class F, class T>
+void run(const char* op, const at::Tensor& out, F&& work, T&& touches);
 
 }  // namespace aloft::fused
 
 #include <c10/core/DeviceGuard.h>
 
 #include "torch/device.h"
+#include "torch/touches.h"
 
-template <class F>
-void aloft::fused::run(const char* op, const at::Tensor& out, F&& work) {
+template <class F, class T>
+void aloft::fused::run(const char* op, const at::Tensor& out, F&& work, T&& touches) {
   const c10::OptionalDeviceGuard guard(out.device());
-  const aclError error = launch(torch_route::current_stream(out.device().index()), op, std::forward<F>(work));
+  const aclError error = launch(torch_route::current_stream(out.device().index()), op, std::forward<F>(work), touches);
   if (error != kOk) torch_route::raise(error, op);
 }

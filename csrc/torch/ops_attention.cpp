@@ -14,6 +14,7 @@
 #include "opapi/work.h"
 #include "torch/device.h"
 #include "torch/paged_attention.h"
+#include "torch/touches.h"
 
 namespace aloft {
 namespace {
@@ -161,7 +162,8 @@ void compute(const Sizes& s, const at::Tensor& query_, const at::Tensor& key_, c
     attention_forward(problem);
     return kOk;
   };
-  const aclError error = launch(torch_route::current_stream(out.device().index()), kName, std::move(work));
+  const aclError error = launch(torch_route::current_stream(out.device().index()), kName, std::move(work),
+                                [&] { return torch_route::touches({query, key, value, table, sinks}, {out, lse}); });
   if (error != kOk) torch_route::raise(error, kName);
 }
 

@@ -12,6 +12,7 @@
 #include "kernels/attention.h"
 #include "opapi/work.h"
 #include "torch/device.h"
+#include "torch/touches.h"
 
 namespace aloft {
 namespace {
@@ -155,9 +156,14 @@ at::Tensor& decode_out(const at::Tensor& query, const at::Tensor& key_cache, con
                     value_cache.size(3), "] with contiguous rows, got ", out.scalar_type(), " ", out.sizes());
   if (out.numel() == 0) return out;
   const c10::OptionalDeviceGuard guard(out.device());
-  const aclError error = launch(torch_route::current_stream(out.device().index()), kName,
-                                Decode(query, key_cache, value_cache, block_table, kv_lens, num_kv_heads, scale,
-                                       window_left, soft_cap, sinks, out));
+  const aclError error =
+      launch(torch_route::current_stream(out.device().index()), kName,
+             Decode(query, key_cache, value_cache, block_table, kv_lens, num_kv_heads, scale, window_left, soft_cap,
+                    sinks, out),
+             [&] {
+               return torch_route::touches(
+                   {query, key_cache, value_cache, block_table, kv_lens, torch_route::or_none(sinks)}, {out});
+             });
   if (error != kOk) torch_route::raise(error, kName);
   return out;
 }

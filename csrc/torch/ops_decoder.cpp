@@ -18,6 +18,8 @@ namespace {
 using fused::given;
 using fused::Optional;
 using Pair = std::tuple<at::Tensor, at::Tensor>;
+using torch_route::or_none;
+using torch_route::touches;
 
 using fused::is_meta;
 using fused::Schemes;
@@ -38,7 +40,11 @@ Pair attention_input(const at::Tensor& hidden, const Optional& residual, const a
   if (is_meta(hidden) || !stage.tokens()) return made;
   const at::Tensor scratch = fused::scratch(stage.scratch_bytes(), hidden);
   stage.put(std::get<0>(made), std::get<1>(made), scratch.data_ptr());
-  fused::run(stage.kName, hidden, stage);
+  fused::run(stage.kName, hidden, stage, [&] {
+    return touches({hidden, or_none(residual), norm_weight, qkv_weight, or_none(qkv_bias), cos, sin, key_cache,
+                    value_cache, slot_mapping, or_none(q_norm_weight), or_none(k_norm_weight)},
+                   {std::get<0>(made), std::get<1>(made)});
+  });
   return made;
 }
 
@@ -54,7 +60,11 @@ Pair mlp_block(const at::Tensor& attention, const at::Tensor& residual, const at
   if (is_meta(residual) || !stage.tokens()) return made;
   const at::Tensor scratch = fused::scratch(stage.scratch_bytes(), residual);
   stage.put(std::get<0>(made), std::get<1>(made), scratch.data_ptr());
-  fused::run(stage.kName, residual, stage);
+  fused::run(stage.kName, residual, stage, [&] {
+    return touches({attention, residual, o_weight, or_none(o_bias), norm_weight, gate_up_weight, or_none(gate_up_bias),
+                    down_weight, or_none(down_bias)},
+                   {std::get<0>(made), std::get<1>(made)});
+  });
   return made;
 }
 
@@ -72,13 +82,15 @@ at::Tensor gated_matmul(const at::Tensor& x, const at::Tensor& gate_up_weight, c
   const int64_t rows = x.size(0);
   const size_t sums = fused::padded_bytes(gated.sums(rows), fused::dtype_of(x));
   const at::Tensor scratch = fused::scratch(sums + gated.product().input_bytes(rows), x);
-  fused::run(kGated, x,
-             [gated, rows, sums, from = x.const_data_ptr(), work = static_cast<char*>(scratch.data_ptr()),
-              to = made.data_ptr()] {
-               gated.product().take(from, work + sums, rows);
-               gated(rows, from, work + sums, work, to);
-               return aclError{kOk};
-             });
+  fused::run(
+      kGated, x,
+      [gated, rows, sums, from = x.const_data_ptr(), work = static_cast<char*>(scratch.data_ptr()),
+       to = made.data_ptr()] {
+        gated.product().take(from, work + sums, rows);
+        gated(rows, from, work + sums, work, to);
+        return aclError{kOk};
+      },
+      [&] { return touches({x, gate_up_weight, or_none(gate_up_bias)}, {made}); });
   return made;
 }
 
@@ -147,11 +159,20 @@ Pair decoder_stack(const at::Tensor& hidden, const c10::List<Optional>& weights,
   const at::Tensor scratch = fused::scratch(bytes, hidden);
   for (size_t l = 0; l < layers; ++l) {
     inputs[l].put(query, total, scratch.data_ptr());
-    fused::run(inputs[l].kName, hidden, inputs[l]);
+    const LayerWeights w(weights, l);
+    fused::run(inputs[l].kName, hidden, inputs[l], [&] {
+      return touches({l ? out : hidden, l ? *residual : at::Tensor(), *w.input_norm, *w.qkv, or_none(w.qkv_bias), cos,
+                      sin, key_caches[l], value_caches[l], slot_mapping, or_none(w.q_norm), or_none(w.k_norm)},
+                     {query, l ? total : at::Tensor()});
+    });
     paged_attention_into(query, key_caches[l], value_caches[l], {block_table, cu_query_lens, kv_lens},
                          key_caches[l].size(2), scale, window_left[l], soft_cap, attended);
     outputs[l].put(out, *residual, scratch.data_ptr());
-    fused::run(outputs[l].kName, hidden, outputs[l]);
+    fused::run(outputs[l].kName, hidden, outputs[l], [&] {
+      return touches({rows, l ? total : hidden, *w.o, or_none(w.o_bias), *w.mlp_norm, *w.gate_up,
+                      or_none(w.gate_up_bias), *w.down, or_none(w.down_bias)},
+                     {out, *residual});
+    });
   }
   return {out, *residual};
 }

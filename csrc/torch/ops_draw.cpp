@@ -19,6 +19,7 @@ namespace {
 using fused::given;
 using fused::is_meta;
 using fused::Optional;
+using torch_route::or_none;
 
 void check_device(const char* op, const char* name, const at::Tensor& t, const at::Tensor& like, const char* of) {
   TORCH_CHECK_VALUE(t.device() == like.device(), op, ": ", name, " is on ", t.device(), ", ", of, " on ",
@@ -72,7 +73,8 @@ at::Tensor draw_tokens(const at::Tensor& probs, const Optional& sums, const at::
           to[row] = draw_from(from, vocabulary, s + row * pieces, pieces, number[row]);
         }
         return aclError{kOk};
-      });
+      },
+      [&] { return torch_route::touches({dense, or_none(sums), dense_numbers}, {tokens}); });
   return tokens;
 }
 
@@ -105,10 +107,11 @@ at::Tensor sample_tokens(const at::Tensor& logits, const at::Tensor& temperature
   args.k = k.defined() ? k.const_data_ptr<int32_t>() : nullptr;
   args.p = p.defined() ? p.const_data_ptr<float>() : nullptr;
   args.numbers = number.const_data_ptr<float>(), args.tokens = tokens.mutable_data_ptr<int32_t>();
-  fused::run(kSample, logits, [args] {
+  const auto work = [args] {
     sample(args);
     return aclError{kOk};
-  });
+  };
+  fused::run(kSample, logits, work, [&] { return torch_route::touches({x, t, k, p, number}, {tokens}); });
   return tokens;
 }
 
@@ -122,7 +125,7 @@ at::Tensor uniform_numbers(const at::Tensor& draws) {
   at::Tensor numbers = at::empty({rows, 1}, draws.options().dtype(at::kFloat));
   if (is_meta(draws) || !rows) return numbers;
   const at::Tensor dense = draws.contiguous();
-  fused::run(kUniform, draws, [rows, from = dense.const_data_ptr<int64_t>(), to = numbers.mutable_data_ptr<float>()] {
+  const auto work = [rows, from = dense.const_data_ptr<int64_t>(), to = numbers.mutable_data_ptr<float>()] {
     const int64_t* made = nullptr;  // whose numbers come next
     at::Generator generator;
     int64_t next = 0;
@@ -143,7 +146,8 @@ at::Tensor uniform_numbers(const at::Tensor& draws) {
       to[row] = uniform(source);
     }
     return aclError{kOk};
-  });
+  };
+  fused::run(kUniform, draws, work, [&] { return torch_route::touches({dense}, {numbers}); });
   return numbers;
 }
 

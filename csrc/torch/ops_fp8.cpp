@@ -12,7 +12,7 @@
 #include "kernels/attention.h"
 #include "kernels/kv_fp8.h"
 #include "opapi/work.h"
-#include "torch/device.h"
+#include "torch/fused.h"
 
 namespace aloft {
 namespace {
@@ -120,12 +120,15 @@ void compress(const at::Tensor& key, const at::Tensor& value, at::Tensor& key_co
   const Half k = half_of("key", key, key_codes, key_exponents, slot_mapping, source);
   const Half v = half_of("value", value, value_codes, value_exponents, slot_mapping, source);
   if (is_meta(key) || !k.write.tokens) return;
-  const c10::OptionalDeviceGuard guard(key.device());
-  const aclError error = launch(torch_route::current_stream(key.device().index()), kCompress, [k, v]() -> aclError {
+  const auto work = [k, v]() -> aclError {
     const aclError keys = compress_now(k);
     return keys != kOk ? keys : compress_now(v);
+  };
+  fused::run(kCompress, key, work, [&] {
+    return torch_route::touches({key, value, key_codes, value_codes, key_exponents, value_exponents, slot_mapping,
+                                 torch_route::or_none(source)},
+                                {});
   });
-  if (error != kOk) torch_route::raise(error, kCompress);
 }
 
 // ---- fp8_attention -------------------------------------------------------------------------------------------------
@@ -333,9 +336,13 @@ class Attend {
 
 void attend_into(const Arguments& a, at::Tensor& out) {
   if (is_meta(a.query) || !out.numel()) return;
-  const c10::OptionalDeviceGuard guard(out.device());
-  const aclError error = launch(torch_route::current_stream(out.device().index()), kAttend, Attend(a, out));
-  if (error != kOk) torch_route::raise(error, kAttend);
+  using torch_route::or_none;
+  fused::run(kAttend, out, Attend(a, out), [&] {
+    return torch_route::touches(
+        {a.query, a.key_codes, a.value_codes, a.key_exponents, a.value_exponents, a.block_table, or_none(a.recent_key),
+         or_none(a.recent_value), or_none(a.recent_table), or_none(a.sinks), or_none(a.device_lens)},
+        {out});
+  });
 }
 
 at::Tensor attend(const at::Tensor& query, const at::Tensor& key_codes, const at::Tensor& value_codes,

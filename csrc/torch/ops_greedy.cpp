@@ -22,11 +22,12 @@ at::Tensor greedy_tokens(const at::Tensor& logits) {
   OrderingArgs args;
   args.outer = dense.size(0), args.n = dense.size(1), args.dtype = fused::dtype_of(dense);
   args.x = dense.const_data_ptr(), args.indices = indices.mutable_data_ptr<int64_t>();
-  fused::run(kName, logits, [args, to = tokens.mutable_data_ptr<int32_t>()] {
+  const auto work = [args, to = tokens.mutable_data_ptr<int32_t>()] {
     arg_extreme(args, true);
     for (int64_t row = 0; row < args.outer; ++row) to[row] = static_cast<int32_t>(args.indices[row]);
     return aclError{kOk};
-  });
+  };
+  fused::run(kName, logits, work, [&] { return torch_route::touches({dense}, {tokens}); });
   return tokens;
 }
 

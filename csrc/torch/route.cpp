@@ -83,6 +83,12 @@ constexpr std::string_view kFloatOperators[] = {
     "grid_sampler_3d_backward",
 };
 
+// Operators that write all of their first argument without reading it. (out= arguments are never read.)
+constexpr std::string_view kOverwritingOperators[] = {
+    "copy_",    "copy_memory_", "_foreach_copy_", "fill_",        "zero_",      "_foreach_zero_", "normal_",
+    "uniform_", "random_",      "bernoulli_",     "exponential_", "geometric_", "cauchy_",        "log_normal_",
+};
+
 bool tensor_type(const c10::Type& type) { return type.kind() == c10::TypeKind::TensorType; }
 
 std::optional<ArgKind> kind_of(const c10::Type& type) {
@@ -120,17 +126,20 @@ Operator::Operator(const c10::OperatorHandle& op, HostKernel host) : handle(op),
   random = op.hasTag(at::Tag::nondeterministic_seeded);
   has_generator = false;
   writes = false;
+  std::string_view base = schema.name();
+  base.remove_prefix(base.find("::") + 2);
+  bool overwrites = false;
+  for (auto known : kOverwritingOperators) overwrites |= base == known;
   for (size_t i = 0; i < arguments; ++i) {
     const auto& argument = schema.arguments()[i];
     const auto kind = kind_of(*argument.real_type());
     if (!kind) continue;
     const bool written = argument.alias_info() && argument.alias_info()->isWrite();
-    special.push_back(Arg{static_cast<uint16_t>(i), *kind, written});
+    const bool overwritten = written && (argument.kwarg_only() || (overwrites && i == 0));
+    special.push_back(Arg{static_cast<uint16_t>(i), *kind, written, overwritten});
     has_generator |= *kind == ArgKind::Generator;
     writes |= written;
   }
-  std::string_view base = schema.name();
-  base.remove_prefix(base.find("::") + 2);
   several_devices =
       base == "copy_" || base == "_copy_from" || base == "_copy_from_and_resize" || base == "_foreach_copy_";
   in_float = false;

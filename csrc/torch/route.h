@@ -15,6 +15,7 @@ struct Arg {
   uint16_t index;
   ArgKind kind;
   bool written;
+  bool overwritten;  // all of it, and never read
 };
 
 // Runs in place of the operator's CPU kernel, on CPU tensors. Null: torch has the kernel.

@@ -26,9 +26,9 @@ def test_graphs(name: str, mode: str) -> None:
 
 
 @pytest.mark.parametrize("name", checks("graphs"))
-@pytest.mark.parametrize("segments", ["", "expandable_segments:True"])
-def test_graphs_in_strict_mode(name: str, segments: str) -> None:
-    settings = {"ALOFT_CONTRACT": "strict", "ALOFT_HBM_GIB": "1", "ALOFT_WAIT_TIMEOUT": "3"}
+@pytest.mark.parametrize(("mode", "segments"), [("inline", ""), ("inline", "expandable_segments:True"), ("async", "")])
+def test_graphs_in_strict_mode(name: str, mode: str, segments: str) -> None:
+    settings = {"ALOFT_CONTRACT": "strict", "ALOFT_STREAMS": mode, "ALOFT_HBM_GIB": "1", "ALOFT_WAIT_TIMEOUT": "3"}
     expect("graphs", name, **settings, **({"PYTORCH_NPU_ALLOC_CONF": segments} if segments else {}))
 
 

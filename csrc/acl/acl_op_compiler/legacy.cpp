@@ -152,13 +152,19 @@ ALOFT_API aclError aclopCompileAndExecute(const char* type, int input_count, con
     for (int i = 0; i < output_count; ++i) call.outputs.push_back(read("output", i, output_descs[i], outputs[i]));
     Work work = entry.plan(call);
     if (!work) return aloft::kOk;
-    return aloft::launch(stream, entry.type, [work = std::move(work), name = entry.type]() -> aclError {
+    const auto guarded = [work = std::move(work), name = entry.type]() -> aclError {
       try {
         work();
         return aloft::kOk;
       } catch (const std::exception& error) {
         return report(name, error.what());
       }
+    };
+    return aloft::launch(stream, entry.type, guarded, [&call] {
+      std::vector<aloft::Touch> all;
+      for (const auto& o : call.inputs) all.push_back(aloft::Touch::bytes(aloft::Use::Keeps, o.data, o.bytes));
+      for (const auto& o : call.outputs) all.push_back(aloft::Touch::bytes(aloft::Use::Writes, o.data, o.bytes));
+      return all;
     });
   } catch (const Refused& refused) {
     return report(type, refused.text.c_str());
