@@ -67,22 +67,46 @@ def measure(what: str, repeats: int, most: float | None = None) -> list[dict[str
 
 
 def chosen(plan: plans.Plan, args: argparse.Namespace) -> plans.Plan:
-    """The plan cut down to what was asked for."""
+    """The plan cut down to what was asked for.
+
+    Raises:
+        ValueError: a name is not of the plan, with those that are; or nothing is left.
+    """
     sessions = plan.sessions
     if args.models:
-        sessions = [session for session in sessions if session.model in args.models.split(",")]
+        names = _names("--models", args.models, [session.model for session in sessions])
+        sessions = [session for session in sessions if session.model in names]
     if args.classes:
-        sessions = [session for session in sessions if session.precision in args.classes.split(",")]
+        names = _names("--classes", args.classes, [session.precision for session in plan.sessions])
+        sessions = [session for session in sessions if session.precision in names]
     if args.engines:
-        names = args.engines.split(",")
+        known = [kind for session in plan.sessions for kind in session.kinds]
+        names = _names("--engines", args.engines, [n for k in known for n in (k.engine, f"{k.engine}-{k.precision}")])
         cut = [tuple(k for k in s.kinds if k.engine in names or f"{k.engine}-{k.precision}" in names) for s in sessions]
         sessions = [replace(session, kinds=kinds) for session, kinds in zip(sessions, cut, strict=True) if kinds]
     if args.figures:
-        names = args.figures.split(",")
-        sessions = [_with_figures(session, names) for session in sessions]
+        names = _names("--figures", args.figures, [name for session in plan.sessions for name in _figures(session)])
+        sessions = [cut for cut in (_with_figures(session, names) for session in sessions) if cut.figures]
     if args.rounds:
         sessions = [replace(session, rounds=args.rounds, starts=1) for session in sessions]
+    if not sessions:
+        raise ValueError("nothing is left to measure: no session of the plan has all of --models, --classes, ...")
     return replace(plan, sessions=sessions)
+
+
+def _names(option: str, text: str, valid: list[str]) -> list[str]:
+    names = text.split(",")
+    unknown = [name for name in names if name not in valid]
+    if unknown:
+        raise ValueError(
+            f"{option} {', '.join(unknown)}: not of this plan, which has {', '.join(dict.fromkeys(valid))}"
+        )
+    return names
+
+
+def _figures(session: plans.Session) -> list[str]:
+    lengths = [f"prefill-{length}" for length in session.prefill]
+    return ["prefill", *lengths, "decode", *(f"decode-{case.batch}-{case.prompt}" for case in session.decode)]
 
 
 def _with_figures(session: plans.Session, names: list[str]) -> plans.Session:
@@ -196,10 +220,15 @@ def main() -> None:
     args = parser.parse_args()
     if args.threads < 1:
         parser.error(f"--threads {args.threads}: at least 1")
+    if args.rounds is not None and args.rounds < 1:
+        parser.error(f"--rounds {args.rounds}: at least 1")
     workers.THREADS = args.threads
     # engines and servers lie stopped in process groups of their own: whoever ends this program ends them through it
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    plan = chosen(plans.quick() if args.quick else plans.full(), args)
+    try:
+        plan = chosen(plans.quick() if args.quick else plans.full(), args)
+    except ValueError as error:
+        parser.error(str(error))
     started, clock = time.monotonic(), Clock(plan.limit)
     bounds.build()
     now = datetime.datetime.now(datetime.UTC)

@@ -216,7 +216,16 @@ def test_a_plan_is_cut_to_what_was_asked_for() -> None:
     assert {sitting.precision for sitting in cut(classes="fp32,4-bit")} == {"fp32", "4-bit"}
     kinds = {kind.name for sitting in cut(engines="aloft-bf16,openvino") for kind in sitting.kinds}
     assert kinds == {"aloft bf16", "openvino f16", "openvino q8_0", "openvino q4_0"}
-    assert not cut(engines="nobody"), "a session without engines is none"
+    for option, name, valid in (
+        ("models", "SmolLM", "SmolLM2-135M"),
+        ("classes", "16bit", "16-bit"),
+        ("engines", "nobody", "openvino-f16"),
+        ("figures", "decode-3-7", "decode-8-32"),
+    ):
+        with pytest.raises(ValueError, match=rf"--{option} {name}: .*{valid}"):
+            cut(**{option: name})
+    with pytest.raises(ValueError, match="nothing is left"):
+        cut(models="Llama-1B-shape", classes="16-bit")
     first = cut(figures="prefill-512,decode-8-32")[0]
     assert first.figures == ["prefill 512", "decode, batch 8, after 32 tokens"]
     assert "decode, batch 1, after 4096 tokens" in first.dropped and len(first.not_measured) == 8

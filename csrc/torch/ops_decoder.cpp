@@ -19,11 +19,19 @@ using fused::given;
 using fused::Optional;
 using Pair = std::tuple<at::Tensor, at::Tensor>;
 using torch_route::or_none;
-using torch_route::touches;
 
 using fused::is_meta;
 using fused::Schemes;
 using Scales = fused::Schemes::Scales;
+
+// As torch_route::touches; what quantized projections are scaled by is read as well.
+std::vector<Touch> touches(std::initializer_list<at::Tensor> kept, std::initializer_list<at::Tensor> written,
+                           const Scales& scales) {
+  std::vector<Touch> all = torch_route::touches(kept, written);
+  if (!scales) return all;
+  for (const Optional scale : *scales) torch_route::add_touch(Use::Keeps, or_none(scale), &all);
+  return all;
+}
 
 Pair attention_input(const at::Tensor& hidden, const Optional& residual, const at::Tensor& norm_weight, double norm_eps,
                      const at::Tensor& qkv_weight, const Optional& qkv_bias, const at::Tensor& cos,
@@ -43,7 +51,7 @@ Pair attention_input(const at::Tensor& hidden, const Optional& residual, const a
   fused::run(stage.kName, hidden, stage, [&] {
     return touches({hidden, or_none(residual), norm_weight, qkv_weight, or_none(qkv_bias), cos, sin, key_cache,
                     value_cache, slot_mapping, or_none(q_norm_weight), or_none(k_norm_weight)},
-                   {std::get<0>(made), std::get<1>(made)});
+                   {std::get<0>(made), std::get<1>(made)}, scales);
   });
   return made;
 }
@@ -63,7 +71,7 @@ Pair mlp_block(const at::Tensor& attention, const at::Tensor& residual, const at
   fused::run(stage.kName, residual, stage, [&] {
     return touches({attention, residual, o_weight, or_none(o_bias), norm_weight, gate_up_weight, or_none(gate_up_bias),
                     down_weight, or_none(down_bias)},
-                   {std::get<0>(made), std::get<1>(made)});
+                   {std::get<0>(made), std::get<1>(made)}, scales);
   });
   return made;
 }
@@ -90,7 +98,7 @@ at::Tensor gated_matmul(const at::Tensor& x, const at::Tensor& gate_up_weight, c
         gated(rows, from, work + sums, work, to);
         return aclError{kOk};
       },
-      [&] { return touches({x, gate_up_weight, or_none(gate_up_bias)}, {made}); });
+      [&] { return touches({x, gate_up_weight, or_none(gate_up_bias)}, {made}, scales); });
   return made;
 }
 
@@ -159,19 +167,20 @@ Pair decoder_stack(const at::Tensor& hidden, const c10::List<Optional>& weights,
   const at::Tensor scratch = fused::scratch(bytes, hidden);
   for (size_t l = 0; l < layers; ++l) {
     inputs[l].put(query, total, scratch.data_ptr());
-    const LayerWeights w(weights, l);
     fused::run(inputs[l].kName, hidden, inputs[l], [&] {
+      const LayerWeights w(weights, l);
       return touches({l ? out : hidden, l ? *residual : at::Tensor(), *w.input_norm, *w.qkv, or_none(w.qkv_bias), cos,
                       sin, key_caches[l], value_caches[l], slot_mapping, or_none(w.q_norm), or_none(w.k_norm)},
-                     {query, l ? total : at::Tensor()});
+                     {query, l ? total : at::Tensor()}, scales);
     });
     paged_attention_into(query, key_caches[l], value_caches[l], {block_table, cu_query_lens, kv_lens},
                          key_caches[l].size(2), scale, window_left[l], soft_cap, attended);
     outputs[l].put(out, *residual, scratch.data_ptr());
     fused::run(outputs[l].kName, hidden, outputs[l], [&] {
+      const LayerWeights w(weights, l);
       return touches({rows, l ? total : hidden, *w.o, or_none(w.o_bias), *w.mlp_norm, *w.gate_up,
                       or_none(w.gate_up_bias), *w.down, or_none(w.down_bias)},
-                     {out, *residual});
+                     {out, *residual}, scales);
     });
   }
   return {out, *residual};
