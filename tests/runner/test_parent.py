@@ -1,9 +1,13 @@
-"""What a forked engine process keeps of its parent's sockets."""
+"""What a forked engine process keeps of its parent's sockets; how a server ends whose engine was killed."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
+from types import SimpleNamespace
+
+import pytest
 
 from aloft.runner import parent
 
@@ -28,3 +32,21 @@ def test_ports_are_closed_and_connections_stay():
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     for opened in (bound, listening, connection, fresh, here, there):
         opened.close()
+
+
+@pytest.mark.parametrize(
+    ("served", "asked", "exitcode", "status"),
+    [(True, False, -9, 70), (True, True, -9, 0), (True, False, 0, 0), (True, False, None, 0), (False, False, -9, 0)],
+)
+def test_a_server_at_its_end_looks_for_itself_whether_its_engine_was_killed(served, asked, exitcode, status):
+    """The thread that watches engines may not have run since; nobody has asked the server to end."""
+    child = os.fork()
+    if child == 0:
+        parent._orphaned.clear()
+        parent._served, parent._asked = served, asyncio.Event()
+        if asked:
+            parent._asked.set()
+        parent._engines = [SimpleNamespace(exitcode=exitcode)]
+        parent._leave_at_once()
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == status

@@ -36,6 +36,8 @@ _SERVES_IN = ("uvloop", "run")
 _LOOPS_IN = ("asyncio.runners", "run")
 _SERVER = "vllm.entrypoints.launchers.api_server.entry"
 _started: set[str] = set()
+_engines: set[BaseProcess] = set()  # that this program has started and not learned the end of
+_served = False  # this process has been a server
 _asked: asyncio.Event | None = None  # set when this process, a server, is asked to end by a signal
 _orphaned = threading.Event()  # this process is a server without its engine
 
@@ -97,32 +99,31 @@ def _exit_after(parent: BaseProcess) -> None:
 
 
 def _release_after_engines() -> None:
-    global _asked
-    engines: set[BaseProcess] = set()
+    global _asked, _served
     failed: list[BaseProcess] = []
-    served, deadline = False, float("inf")
+    deadline = float("inf")
     while True:
-        engines.update(child for child in multiprocessing.active_children() if child.name.startswith(_ENGINE))
-        alive = [child.sentinel for child in engines if child.exitcode is None]
+        _engines.update(child for child in multiprocessing.active_children() if child.name.startswith(_ENGINE))
+        alive = [child.sentinel for child in _engines if child.exitcode is None]
         # An engine may start and die within a second, and a server's event must be known before its loop is gone.
-        soon = failed or not engines or (served and _asked is None)
+        soon = failed or not _engines or (_served and _asked is None)
         pause = _PAUSE_SECONDS if soon else _POLL_SECONDS
         if failed or not alive:
             time.sleep(pause)
         else:
             wait(alive, timeout=pause)
-        served = served or (_SERVER in sys.modules and _main_thread_in(_SERVES_IN) is not None)
-        if served and _asked is None:
+        _served = _served or (_SERVER in sys.modules and _main_thread_in(_SERVES_IN) is not None)
+        if _served and _asked is None:
             loop = _main_thread_in(_LOOPS_IN)
             _asked = compat.shutdown_event(loop.f_locals.get("self")) if loop is not None else None
-        failed = [child for child in engines if child.exitcode]
+        failed = _failed()
         client = _waiting_client() if failed else None
         if client is not None:
             logger.error("Engine process %s ended with exit code %d.", failed[0].pid, failed[0].exitcode)
             compat.report_dead_engine(client)
-            engines.difference_update(failed)
+            _engines.difference_update(failed)
             failed = []
-        elif failed and served and not (_asked is not None and _asked.is_set()):
+        elif failed and _lost():
             _orphaned.set()
             deadline = min(deadline, time.monotonic() + _SERVER_SECONDS)
             if time.monotonic() > deadline:
@@ -130,9 +131,21 @@ def _release_after_engines() -> None:
                 os._exit(_EXIT_CODE)
 
 
+def _failed() -> list[BaseProcess]:
+    return [child for child in list(_engines) if child.exitcode]
+
+
+def _lost() -> bool:
+    """Whether an engine that has failed is this server's loss: it serves, and nobody has asked it to end."""
+    return _served and not (_asked is not None and _asked.is_set())
+
+
 def _leave_at_once() -> None:
-    """A server without its engine ends here, through with its own shutdown: taking Python apart needs 5 s or more."""
-    if _orphaned.is_set():
+    """A server without its engine ends here, through with its own shutdown: taking Python apart needs 5 s or more.
+
+    Looks for itself: on a busy machine the main thread may be here before the thread that watches has run.
+    """
+    if _orphaned.is_set() or (_lost() and _failed()):
         logging.shutdown()
         os._exit(_EXIT_CODE)
 
